@@ -39,7 +39,7 @@ def _make_run() -> RunFacts:
         mesh=(Axis(name="dp", size=128), Axis(name="tp", size=8)),
         world_size=1024,
         ranks="rank 0 of 1,024",
-        reality="simulated",
+        world="simulated",
         torch_version="2.13.0+cpu",
         shardscope_version="0.6.0",
         command="shardscope trace train.py --mesh dp=128,tp=8 -o llama.json",
@@ -127,7 +127,7 @@ def _make_layers(num_layers: int) -> Node:
 
 
 def lay_out(root: Node) -> Modules:
-    """Columns of a tree; siblings whose names are numbers are alike."""
+    """Columns of a tree; siblings whose names are numbers are identical."""
     rows: list[tuple[str, str, str, int, int, int, int]] = []
     ends: dict[int, int] = {}
     totals: dict[int, tuple[int, int]] = {}
@@ -136,8 +136,8 @@ def lay_out(root: Node) -> Modules:
         label, kind, said, size, children = node
         position = len(rows)
         first = next((i for i in range(position) if rows[i][3] == parent), position)
-        alike = first if label.isdigit() else position
-        rows.append((path, label or kind, kind, parent, alike, said * MIB, size))
+        first_identical = first if label.isdigit() else position
+        rows.append((path, label or kind, kind, parent, first_identical, said * MIB, size))
         below = [walk(child, position, f"{path}.{child[0]}".lstrip(".")) for child in children]
         ends[position] = len(rows)
         totals[position] = (said * MIB + sum(a for a, _ in below), size + sum(b for _, b in below))
@@ -145,7 +145,7 @@ def lay_out(root: Node) -> Modules:
 
     walk(root, -1, "")
     positions = range(len(rows))
-    path, label, kind, parent, alike, own, _ = zip(*rows, strict=True)
+    path, label, kind, parent, first_identical, own, _ = zip(*rows, strict=True)
     sent = tuple(totals[i][0] for i in positions)
     sizes = tuple(totals[i][1] for i in positions)
     counts = tuple(value // (56 * MIB) for value in sent)
@@ -156,8 +156,8 @@ def lay_out(root: Node) -> Modules:
         type=kind,
         parent=parent,
         end=tuple(ends[i] for i in positions),
-        alike=alike,
-        repeat=tuple(alike.count(i) or 1 for i in positions),
+        first_identical=first_identical,
+        repeat=tuple(first_identical.count(i) or 1 for i in positions),
         what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
         is_uneven=tuple(False for _ in positions),
         own_count=tuple((one // (112 * MIB),) * 2 for one in own),

@@ -51,7 +51,9 @@ def list_parameters(function: Any) -> list[tuple[str, Any]]:
     return [(one.name, one.kind) for one in inspect.signature(function).parameters.values()]
 
 
-def test_visualize_sharding_prints_who_holds_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_visualize_sharding_prints_the_slices_of_each_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with simulate(mesh={"tp": 4}) as world:
         weight = distribute_tensor(torch.ones(8, 2), world.mesh, [Shard(0)])
         compat.visualize_sharding(weight, header="first layer")

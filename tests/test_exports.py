@@ -121,7 +121,7 @@ def test_the_public_names_are_those_of_the_lazy_table() -> None:
     assert sorted(shardscope.__all__) == dir(shardscope)
 
 
-def test_every_public_name_resolves_to_what_its_home_holds() -> None:
+def test_every_public_name_resolves_to_the_object_of_its_defining_module() -> None:
     for name, home in shardscope._HOMES.items():
         assert getattr(shardscope, name) is getattr(import_module(home), name)
 

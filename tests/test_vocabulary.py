@@ -11,19 +11,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "shardscope"
 FILES = sorted(SOURCE.rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+WEB_FILES = sorted(path for path in (ROOT / "web" / "src").rglob("*.ts*"))
 
-# Public names that stay: Breach, BreachKind, BreachError and a field of the page's data.
+# Public names that stay: Breach, BreachKind and BreachError.
 # Lower a number when you remove some; none may be added.
 REMAINING: dict[str, dict[str, int]] = {
-    "name": {"alike": 1, "breach": 3},
+    "name": {"breach": 3},
     "docstring": {},
+    "test": {},
 }
 
 
 def words_to_avoid() -> dict[str, set[str]]:
-    """The words of the glossary's last table, by where they are avoided: names or docstrings."""
+    """The words of the glossary's last table, by where they are avoided."""
     table = (ROOT / "docs" / "glossary.md").read_text().split("## Words to avoid")[1]
-    words: dict[str, set[str]] = {"name": set(), "docstring": set()}
+    words: dict[str, set[str]] = {"name": set(), "docstring": set(), "test": set()}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and set(cells[2].split(", ")) <= set(words):
@@ -57,14 +60,25 @@ def docstrings_in(tree: ast.AST) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
+def typescript_names_in(text: str) -> Iterator[str]:
+    """Every identifier of a TypeScript file, without comments, strings and the text of markup."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+    for quote in ('"', "'", "`"):
+        text = re.sub(rf"{quote}[^{quote}\n]*{quote}", " ", text)
+    text = re.sub(r">[^<>{}()=;]*(?=[<{])", "> ", text)
+    yield from re.findall(r"[A-Za-z_]\w*", text)
+
+
 def count_words(kind: str) -> Counter[str]:
-    """How often each word to avoid occurs in names, or in docstrings."""
+    """How often each word to avoid occurs in names, in docstrings, or in the names of tests."""
     avoided = words_to_avoid()[kind]
     counts: Counter[str] = Counter()
-    for path in FILES:
+    for path in TEST_FILES if kind == "test" else FILES:
         tree = ast.parse(path.read_text())
         if kind == "name":
             texts = [" ".join(split_name(name)) for name in (*names_in(tree), path.stem)]
+        elif kind == "test":
+            texts = [name for name in names_in(tree) if name.startswith("test_")]
         else:
             texts = [re.sub(r"`[^`]*`", "", text).lower() for text in docstrings_in(tree)]
         for text in texts:
@@ -89,6 +103,26 @@ def test_no_name_uses_a_word_to_avoid() -> None:
 
 def test_no_docstring_uses_a_word_to_avoid() -> None:
     check_remaining("docstring")
+
+
+def test_no_test_name_uses_a_word_to_avoid() -> None:
+    check_remaining("test")
+
+
+def test_no_typescript_name_uses_a_word_to_avoid() -> None:
+    avoided = words_to_avoid()["name"]
+    uses = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in WEB_FILES
+        for name in (*typescript_names_in(path.read_text()), path.name.split(".")[0])
+        if avoided & set(split_name(name))
+    }
+    assert uses == set(), "words that docs/glossary.md says to avoid in a name"
+
+
+def test_typescript_names_leave_out_comments_strings_and_markup() -> None:
+    text = "const one = f(`told ${x}`, 'said'); // whole\n<p>the culprit {seat}</p> /* pen */"
+    assert list(typescript_names_in(text)) == ["const", "one", "f", "p", "seat", "p"]
 
 
 def check_remaining(kind: str) -> None:

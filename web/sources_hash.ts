@@ -1,11 +1,11 @@
-/** A hash of what the bundle is made of, which Python compares without Node (tests/report/test_bundle.py). */
+/** Writes a hash of the bundle's sources, which Python compares without Node (tests/report/test_bundle.py). */
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import type { Plugin } from "vite";
 
 const ROOT = import.meta.dirname;
-const BESIDE = [
+const CONFIG_FILES = [
   "package.json",
   "package-lock.json",
   "tsconfig.json",
@@ -20,14 +20,14 @@ function listFiles(folder: string): string[] {
   });
 }
 
-/** Tests are left out: changing one does not change the bundle. */
+/** Tests are left out: they do not change the bundle. */
 function isShipped(path: string): boolean {
   return !/\.test\.tsx?$|\.cases\.json$/.test(path);
 }
 
 export function hashSources(): string {
   const hash = createHash("sha256");
-  for (const path of [...BESIDE, ...listFiles("src").filter(isShipped)].sort()) {
+  for (const path of [...CONFIG_FILES, ...listFiles("src").filter(isShipped)].sort()) {
     const bytes = readFileSync(join(ROOT, path));
     hash.update(`${path} ${bytes.length}\n`).update(bytes);
   }

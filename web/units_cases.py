@@ -1,4 +1,4 @@
-"""Numbers and what Python writes for them, which TypeScript's tests read (units.cases.json)."""
+"""Writes units.cases.json: numbers and how Python formats them, for the TypeScript tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from shardscope.record.units import format_bytes, format_count, format_duration, format_flops
 
-_FORMS = {
+_FORMATTERS = {
     "bytes": format_bytes,
     "count": format_count,
     "duration": format_duration,
@@ -15,9 +15,12 @@ _FORMS = {
 
 
 def write_cases() -> str:
-    """Around powers, where digits and units change, and at halves, where languages round apart."""
+    """Numbers around powers of the base, where digits and units change, and halves."""
     numbers = sorted({number for base in (1000, 1024) for number in _around_powers(base)})
-    cases = {name: {str(n): form(n) for n in numbers} for name, form in _FORMS.items()}
+    cases = {
+        name: {str(n): format_number(n) for n in numbers}
+        for name, format_number in _FORMATTERS.items()
+    }
     return json.dumps(cases, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The page of the command line: what every verb's --help says, asked of click at build time."""
+"""Generates the page of the command line from the --help texts of all commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def render_page() -> str:
-    """All verbs in the order of --help."""
+    """All commands in the order of --help."""
     context = click.Context(main, info_name="shardscope")
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     verbs = [

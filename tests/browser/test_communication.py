@@ -39,7 +39,7 @@ def picture_of(page: Page) -> str:
     return page.locator(".timeline canvas").evaluate("canvas => canvas.toDataURL()")
 
 
-def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> None:
+def test_clicking_a_total_filters_the_panels_below(open_page, large) -> None:
     page = open_page(large, "#/communication")
     num_bytes, count = add_up(large, "all_reduce", "tp")
     totals = region(page, "By mesh axis and kind")
@@ -61,7 +61,9 @@ def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> N
     expect(rows_of(page, "All collectives")).to_have_text("20,000 rows")
 
 
-def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large) -> None:
+def test_the_matrix_tooltip_shows_both_ranks_their_coordinates_and_the_bytes(
+    open_page, large
+) -> None:
     page = open_page(large, "#/communication")
     matrix = large.communication.matrix
     sender, receiver = matrix.sender[0], matrix.receiver[0]
@@ -83,18 +85,18 @@ def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] - 3)
     expect(tip).to_contain_text("rank 63")
     expect(tip).to_contain_text("0 B")
-    expect(region(page, "Ranks that issued the same")).to_contain_text("4 different lists")
+    expect(region(page, "Identical ranks")).to_contain_text("4 different lists")
 
 
 def test_without_a_matrix_a_sentence_says_why(open_page, large) -> None:
     note = "Not drawn: 1,024 ranks are too many to tell apart."
     said = replace(large.communication, matrix=None, matrix_note=note)
     page = open_page(replace(large, communication=said), "#/communication")
-    expect(region(page, "Who sends to whom")).to_contain_text(note)
+    expect(region(page, "Traffic between ranks")).to_contain_text(note)
     expect(page.get_by_role("slider", name="bytes from rank to rank")).to_have_count(0)
 
 
-def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
+def test_the_timeline_can_be_zoomed_walked_with_keys_and_clicked(open_page, large) -> None:
     page = open_page(large, "#/communication")
     lanes = page.get_by_role("slider", name="timeline of collectives")
     whole = picture_of(page)
@@ -125,9 +127,9 @@ def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
             expect(detail).to_contain_text(text)
     chosen = region(page, "All collectives").locator("[role=row][aria-selected=true]")
     expect(chosen.get_by_role("gridcell").nth(2)).to_have_text("1")
-    expect(page.locator(".timeline-chosen")).to_have_count(1)
+    expect(page.locator(".timeline-selected")).to_have_count(1)
     region(page, "Timeline").get_by_role("button", name="close").click()
-    expect(page.locator(".table-detail, .timeline-chosen")).to_have_count(0)
+    expect(page.locator(".table-detail, .timeline-selected")).to_have_count(0)
     page.get_by_role("button", name="Order").click()
     assert "along=order" in page.url
 
@@ -150,7 +152,7 @@ def test_the_pointer_finds_a_collective_on_the_timeline(open_page, large) -> Non
     expect(tip).to_contain_text("900 ms")
 
 
-def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
+def test_causes_are_listed_and_link_to_their_modules(open_page, large) -> None:
     page = open_page(large, "#/communication")
     why = region(page, "Causes")
     expect(why.locator(".badge")).to_have_text(["implicit", "implicit"])
@@ -168,7 +170,9 @@ def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
     assert owners == {name}
 
 
-def test_a_simulated_run_is_drawn_in_order_and_spans_need_no_collectives(open_page) -> None:
+def test_a_simulated_run_is_drawn_in_order_and_spans_are_drawn_without_collectives(
+    open_page,
+) -> None:
     page = open_page(build_page(samples.make_llama()), "#/communication?along=time")
     timeline = region(page, "Timeline")
     expect(timeline).to_contain_text("in simulated order, not time")

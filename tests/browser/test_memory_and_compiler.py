@@ -21,7 +21,7 @@ def foot_of(page: Page, name: str) -> str:
     return page.get_by_role("region", name=re.compile(name)).locator(".table-foot").inner_text()
 
 
-def test_the_peak_of_memory_is_the_pages_and_keys_walk_over_the_step(open_page, large) -> None:
+def test_the_memory_chart_marks_the_peak_and_keys_move_over_the_step(open_page, large) -> None:
     page = open_page(large, "#/memory")
     curve = large.memory[0]
     expect(page.locator(".area-peak text")).to_have_text(f"peak {format_bytes(curve.peak_bytes)}")
@@ -44,7 +44,7 @@ def test_the_peak_of_memory_is_the_pages_and_keys_walk_over_the_step(open_page, 
     expect(page.get_by_text(f"{name} owns")).to_be_visible()
 
 
-def test_a_verdict_keeps_its_ops_and_an_op_tells_where_it_is_called(open_page, large) -> None:
+def test_clicking_a_verdict_filters_ops_and_an_op_lists_its_call_sites(open_page, large) -> None:
     page = open_page(large, "#/coverage")
     level = large.coverage[0]
     verdict, count = next(
@@ -62,7 +62,7 @@ def test_a_verdict_keeps_its_ops_and_an_op_tells_where_it_is_called(open_page, l
     expect(detail.get_by_role("link").first).to_have_text("layers.0.attention.wq")
 
 
-def test_the_compiler_shows_what_breaks_graphs_and_the_ops_of_one(open_page, large) -> None:
+def test_the_compiler_view_lists_graph_breaks_and_the_ops_of_a_graph(open_page, large) -> None:
     page = open_page(large, "#/compiler")
     broken = page.get_by_role("region", name=re.compile("Lines that break graphs"))
     for text in ("call of print", "print(x.shape)", "block.py:31", "Leave it out."):

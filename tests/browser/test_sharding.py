@@ -1,4 +1,4 @@
-"""What each rank holds, in a real browser: sums, the audit's filters, tensors in pieces."""
+"""What each rank holds, in a real browser: sums, the audit's filters, sharded tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ expect = pytest.importorskip("playwright.sync_api").expect
 
 
 @dataclass(frozen=True)
-class Held:
+class ShardingView:
     """A page, and the table that it shows."""
 
     page: Page
@@ -76,22 +76,22 @@ def audited() -> PageRecord:
     return build_page(recording)
 
 
-def show(page: Page) -> Held:
+def show(page: Page) -> ShardingView:
     table = page.get_by_role("grid", name="parameters")
-    return Held(page, table, page.get_by_role("region", name="Layout"))
+    return ShardingView(page, table, page.get_by_role("region", name="Layout"))
 
 
-def names_of(held: Held) -> list[str]:
-    return held.table.locator(".table-body .cell:first-child .clip").all_inner_texts()
+def names_of(view: ShardingView) -> list[str]:
+    return view.table.locator(".table-body .cell:first-child .clip").all_inner_texts()
 
 
 def test_sums_and_filters_of_the_audit(open_page, audited) -> None:
-    held = show(open_page(audited, "#/sharding"))
-    sums = held.page.get_by_role("region", name="What a rank holds")
+    view = show(open_page(audited, "#/sharding"))
+    sums = view.page.get_by_role("region", name="What a rank holds")
     table = audited.sharding
     for figure in (table.global_bytes, table.local_bytes, table.replicated_bytes):
         expect(sums).to_contain_text(format_bytes(figure))
-    assert names_of(held) == ["wq.weight", "norm.weight", "norm.mask buffer"]
+    assert names_of(view) == ["wq.weight", "norm.weight", "norm.mask buffer"]
     kept = {
         "Sharded": ["wq.weight"],
         "Not sharded": ["norm.weight", "norm.mask buffer"],
@@ -101,44 +101,44 @@ def test_sums_and_filters_of_the_audit(open_page, audited) -> None:
         "All": ["wq.weight", "norm.weight", "norm.mask buffer"],
     }
     for title, names in kept.items():
-        held.page.get_by_role("button", name=title, exact=True).click()
-        assert names_of(held) == names
-    expect(held.table.locator(".badge")).to_have_text("replicated-parameter")
+        view.page.get_by_role("button", name=title, exact=True).click()
+        assert names_of(view) == names
+    expect(view.table.locator(".badge")).to_have_text("replicated-parameter")
 
 
 def test_the_parameter_that_is_chosen_is_drawn(open_page, audited) -> None:
-    held = show(open_page(audited, "#/sharding"))
-    expect(held.drawn).to_contain_text(
+    view = show(open_page(audited, "#/sharding"))
+    expect(view.drawn).to_contain_text(
         "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
     )
-    expect(held.drawn.locator(".piece text")).to_have_text(["0", "1", "2", "3"])
-    expect(held.drawn.locator(".side")).to_have_text(["dim 1: 4", "dim 0: 8"])
-    held.drawn.locator(".piece").nth(2).hover()
-    tip = held.page.get_by_role("tooltip")
+    expect(view.drawn.locator(".shard text")).to_have_text(["0", "1", "2", "3"])
+    expect(view.drawn.locator(".side")).to_have_text(["dim 1: 4", "dim 0: 8"])
+    view.drawn.locator(".shard").nth(2).hover()
+    tip = view.page.get_by_role("tooltip")
     expect(tip).to_contain_text("[4:8, 0:2]")
     expect(tip).to_contain_text("rank 2")
-    held.table.get_by_role("row", name=re.compile("norm.weight")).click()
-    expect(held.drawn).to_contain_text("replicated over dp (2), replicated over tp (2)")
-    held.table.get_by_role("row", name=re.compile("norm.mask")).click()
-    expect(held.drawn).to_contain_text("not distributed")
-    held.table.get_by_role("row", name=re.compile("wq.weight")).click()
-    detail = held.page.locator(".table-detail")
+    view.table.get_by_role("row", name=re.compile("norm.weight")).click()
+    expect(view.drawn).to_contain_text("replicated over dp (2), replicated over tp (2)")
+    view.table.get_by_role("row", name=re.compile("norm.mask")).click()
+    expect(view.drawn).to_contain_text("not distributed")
+    view.table.get_by_role("row", name=re.compile("wq.weight")).click()
+    detail = view.page.locator(".table-detail")
     for text in ("_orig_mod.wq.weight", "model.wq.weight", "0-3", "a parameter"):
         expect(detail).to_contain_text(text)
-    held.drawn.get_by_text("4 pieces as a list").click()
-    expect(held.drawn).to_contain_text("[0:4, 2:4]")
+    view.drawn.get_by_text("4 shards as a list").click()
+    expect(view.drawn).to_contain_text("[0:4, 2:4]")
 
 
-def test_a_selected_module_keeps_its_parameters_and_one_of_them_is_drawn(open_page, large) -> None:
-    held = show(open_page(large, "#/sharding?m=layers.17.attention"))
-    assert names_of(held) == [f"layers.17.attention.w{one}.weight" for one in "qkvo"]
-    expect(held.drawn).to_contain_text("layers.17.attention.wq.weight")
-    expect(held.drawn.locator(".piece")).to_have_count(16)
-    held.page.get_by_role("button", name="show all modules").click()
-    expect(held.page.locator(".table-foot")).to_have_text("3,744 rows")
+def test_selecting_a_module_filters_parameters_and_draws_one_of_them(open_page, large) -> None:
+    view = show(open_page(large, "#/sharding?m=layers.17.attention"))
+    assert names_of(view) == [f"layers.17.attention.w{one}.weight" for one in "qkvo"]
+    expect(view.drawn).to_contain_text("layers.17.attention.wq.weight")
+    expect(view.drawn.locator(".shard")).to_have_count(16)
+    view.page.get_by_role("button", name="show all modules").click()
+    expect(view.page.locator(".table-foot")).to_have_text("3,744 rows")
 
 
-def test_layouts_that_were_asked_for_are_drawn_by_themselves(open_page) -> None:
+def test_recorded_layouts_are_drawn_without_an_audit(open_page) -> None:
     record = build_page(samples.make_holdings())
     page = open_page(record, "#/sharding", width=400)
     layouts = page.get_by_role("region", name="Layouts")

@@ -26,7 +26,7 @@ def row_of(page: Page, name: str) -> str:
     return page.get_by_role("treegrid").get_by_role("row", name=re.compile(name)).first.inner_text()
 
 
-def test_the_overview_says_what_ran_what_was_found_and_what_was_not_understood(open_page) -> None:
+def test_the_overview_shows_the_run_the_findings_and_the_gaps(open_page) -> None:
     page = open_page(make_page())
     expect(page).to_have_title("Llama 8B")
     expect(page.get_by_role("img", name="mesh: dp=128 × tp=8")).to_be_visible()
@@ -42,7 +42,7 @@ def test_the_overview_says_what_ran_what_was_found_and_what_was_not_understood(o
     expect(page.get_by_role("tab", name="Memory")).to_have_attribute("aria-selected", "true")
 
 
-def test_modules_fold_unfold_close_and_count(open_page) -> None:
+def test_modules_can_be_folded_unfolded_and_closed(open_page) -> None:
     page = open_page(make_page(), "#/modules")
     tree = page.get_by_role("treegrid")
     expect(tree).to_have_attribute("aria-rowcount", "18")
@@ -101,7 +101,7 @@ def test_the_icicle_zooms_and_follows_its_measure(open_page) -> None:
     expect(icicle.get_by_role("button", name="Llama: 8,030,261,248")).to_be_visible()
 
 
-def test_a_search_shows_marks_and_empties(open_page) -> None:
+def test_a_search_filters_highlights_and_can_be_cleared(open_page) -> None:
     page = open_page(make_page(), "#/modules")
     page.keyboard.press("/")
     page.keyboard.type("layers.17 w2")
@@ -114,7 +114,7 @@ def test_a_search_shows_marks_and_empties(open_page) -> None:
     expect(page.get_by_text("No module's path or type has these words.")).to_be_visible()
 
 
-def test_a_search_in_the_overview_names_modules_that_fit(open_page) -> None:
+def test_a_search_in_the_overview_lists_matching_modules(open_page) -> None:
     page = open_page(make_page())
     page.get_by_role("searchbox").fill("attention.wo")
     named = page.get_by_role("region", name="Matching modules (32)")
@@ -124,7 +124,7 @@ def test_a_search_in_the_overview_names_modules_that_fit(open_page) -> None:
     assert "m=layers.3.attention.wo" in page.url
 
 
-def test_keys_walk_tabs_and_the_tree(open_page) -> None:
+def test_arrow_keys_move_between_tabs_and_in_the_tree(open_page) -> None:
     page = open_page(make_page())
     page.get_by_role("tab", name="Overview").focus()
     page.keyboard.press("ArrowRight")
@@ -148,7 +148,7 @@ def test_keys_walk_tabs_and_the_tree(open_page) -> None:
     expect(page.get_by_role("tab", name="Communication")).to_have_attribute("aria-selected", "true")
 
 
-def test_dark_follows_the_system_and_can_be_overruled(open_page) -> None:
+def test_the_theme_follows_the_system_and_can_be_overridden(open_page) -> None:
     def is_dark(page: Page) -> bool:
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 64
@@ -168,7 +168,7 @@ def test_nothing_is_wider_than_the_screen(open_page, view: str, width: int) -> N
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_hostile_names_are_inert_and_fit(open_page) -> None:
+def test_hostile_names_are_escaped_and_fit(open_page) -> None:
     page = open_page(make_hostile(), "#/modules", width=400)
     page.on("dialog", lambda dialog: pytest.fail(f"a name ran: {dialog.message}"))
     box = page.get_by_role("treegrid").get_by_role("row").nth(2)
@@ -204,7 +204,7 @@ def make_hostile() -> PageRecord:
     )
 
 
-def test_a_page_of_nothing_says_so(open_page) -> None:
+def test_an_empty_page_explains_itself(open_page) -> None:
     full = make_page()
     page = open_page(PageRecord(run=replace(full.run, mesh=(), command="")))
     checks = "No findings (checked by: trace, audit, memory; not run: coverage)."

@@ -67,11 +67,11 @@ def test_tiles_fill_their_rows_evenly(open_page, large) -> None:
     assert page.evaluate(_ROWS_OF_TILES) == [[3, True], [3, True], [2, True]]
 
 
-def test_a_share_that_is_nearly_nothing_has_a_bar_of_that_length(open_page, large) -> None:
+def test_a_tiny_share_has_a_bar_of_that_length(open_page, large) -> None:
     page = open_page(large, "#/sharding")
-    line = page.locator(".held-line", has_text="replicated")
+    line = page.locator(".rank-bytes-line", has_text="replicated")
     expect(line).to_contain_text("<1% of that")
-    widths = [part.bounding_box()["width"] for part in line.locator(".held-part").all()]
+    widths = [part.bounding_box()["width"] for part in line.locator(".rank-bytes-part").all()]
     assert sum(widths) < 0.02 * line.bounding_box()["width"]
 
 
@@ -103,7 +103,7 @@ def test_every_shape_of_recording_opens_in_every_view(open_page, any_recording) 
         assert page.locator(".failure[role=alert]").count() == 0
 
 
-def test_attacks_are_read_and_never_run(open_page, hostile) -> None:
+def test_hostile_text_is_displayed_and_never_executed(open_page, hostile) -> None:
     page = open_page(hostile, "#/overview", width=400)
     for view in (*VIEWS, "proof"):
         go_to(page, view)

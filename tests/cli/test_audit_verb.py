@@ -65,7 +65,7 @@ def test_audit_prints_the_tree_and_saves_a_recording(target: Path) -> None:
     assert shown[shown.index("Sharded modules") :] in result.output
 
 
-def test_findings_end_with_one(target: Path) -> None:
+def test_findings_give_exit_code_1(target: Path) -> None:
     target.write_text(PROGRAM + '\nplan = plan | {"*.out": RowwiseParallel()}\n')
     result = run("audit", target, "--mesh", "dp=2,tp=4", "-o", "out.json")
     assert result.exit_code == 1
@@ -82,7 +82,7 @@ def test_ties_are_compared_with_the_model_before_it_was_sharded(target: Path) ->
 
 
 @pytest.mark.parametrize("failure", ["raise KeyError('loss')", "import sys; sys.exit(0)"])
-def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -> None:
+def test_a_failing_step_is_a_gap_and_prints_one_sentence(target: Path, failure: str) -> None:
     target.write_text(f"{PROGRAM}\ndef step(model, batch):\n    {failure}\n")
     result = run("audit", target, "--mesh", "dp=2,tp=4")
     assert result.exit_code == 2
@@ -110,7 +110,9 @@ def test_the_gap_of_a_step_that_reads_values_ends_with_its_remedy(target: Path) 
         (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),
     ],
 )
-def test_bad_input_is_a_sentence(target: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_bad_input_prints_one_sentence(
+    target: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
     for verb in (("audit", target), ("visualize", target, "0.up.weight")):
         result = run(*verb, *arguments)
         assert result.exit_code == 2
@@ -118,7 +120,7 @@ def test_bad_input_is_a_sentence(target: Path, arguments: tuple[str, ...], sente
         assert "Traceback" not in result.output
 
 
-def test_a_plan_that_is_no_dict_is_a_sentence(target: Path) -> None:
+def test_a_plan_that_is_not_a_dict_is_refused_in_one_sentence(target: Path) -> None:
     target.write_text(PROGRAM.split("def parallelize")[0] + "\nplan = 3\n")
     result = run("audit", target, "--mesh", "dp=2")
     assert result.exit_code == 2
@@ -138,7 +140,7 @@ def test_visualize_draws_and_saves(target: Path) -> None:
     assert recording.modules
 
 
-def test_visualize_names_what_there_is(target: Path) -> None:
+def test_visualize_lists_the_parameters_if_none_matches(target: Path) -> None:
     result = run("visualize", target, "0.gate.weight", "--mesh", "dp=2,tp=4")
     assert result.exit_code == 2
     assert "The model has no parameter '0.gate.weight'. Did you mean '0.up.weight'" in (

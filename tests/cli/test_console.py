@@ -47,7 +47,7 @@ def test_progress_is_not_shown_elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("things", [(), (Text("one"),), (Text("one\ntwo"), "three")])
-def test_what_is_laid_out_first_is_printed_as_it_is(capsys, things):
+def test_text_is_printed_unchanged(capsys, things):
     print_out(*things)
     printed = capsys.readouterr()
     expected = "".join(f"{thing}\n" for thing in things)

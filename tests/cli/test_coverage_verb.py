@@ -59,7 +59,7 @@ def test_a_table_is_printed_and_the_recording_and_the_csv_are_written(here: Path
     assert "Op coverage (exported)" in shown.output
 
 
-def test_one_level_is_enough(here: Path) -> None:
+def test_a_single_level_can_be_tested(here: Path) -> None:
     result = run(write(here, PLAIN), "--level", "core_aten", "--mesh", "dp=2,tp=2")
     assert result.exit_code == 0, result.output
     assert "Op coverage (core_aten)  on dp=2 × tp=2" in result.output
@@ -67,7 +67,7 @@ def test_one_level_is_enough(here: Path) -> None:
     assert "saved train.shardscope.json.gz" in result.output
 
 
-def test_a_target_that_shards_is_judged_at_its_placements(here: Path) -> None:
+def test_a_sharded_target_is_tested_at_its_placements(here: Path) -> None:
     result = run(write(here, SHARDED), "-o", "out.json", "--level", "exported")
     assert result.exit_code == 0, result.output
     assert "at the model's placements" in result.output
@@ -88,7 +88,7 @@ def test_a_step_of_the_targets_own_is_covered_without_its_optimizer(here: Path) 
     assert not any("foreach" in name or "add_" in name for name in names)
 
 
-def test_a_model_that_looks_at_values_wants_data(here: Path) -> None:
+def test_a_model_that_reads_values_needs_data(here: Path) -> None:
     text = PLAIN.replace("nn.ReLU()", "Picky()") + (
         "class Picky(nn.Module):\n"
         "    def forward(self, x):\n"
@@ -137,7 +137,7 @@ def test_verdicts_do_not_decide_the_exit_code(here: Path) -> None:
     assert verdicts["aten.sum.dim_IntList"] is Verdict.WRONG
 
 
-def test_no_line_of_ours_or_of_clicks_is_named(here: Path) -> None:
+def test_no_source_line_of_shardscope_or_click_is_shown(here: Path) -> None:
     (here / "plain.py").write_text(
         "import torch\nfrom torch import nn\n\n"
         "def model():\n    return nn.Sequential(nn.Linear(16, 16), nn.ReLU())\n\n"

@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
+def test_demo_simulates_1024_ranks_and_prints_the_result(here: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--layers", "3"])
     assert result.exit_code == 0, result.output
     recording = load(here / "demo.shardscope.json.gz")
@@ -40,7 +40,7 @@ def test_demo_names_the_program_as_it_can_be_called(
     assert "look at it again with: .venv/bin/shardscope show demo." in result.output
 
 
-def test_megatron_and_fsdp_counts_of_the_demo_are_what_the_textbook_says(here: Path) -> None:
+def test_the_demo_has_the_collective_counts_of_megatron_and_fsdp(here: Path) -> None:
     CliRunner().invoke(main, ["demo", "--layers", "4", "-o", "four.json"])
     collectives = load(here / "four.json").collectives
     forward = [c for c in collectives if c.phase.value == "forward"]
@@ -64,7 +64,7 @@ def test_second_demo_does_not_overwrite_the_first(here: Path) -> None:
     assert names == ["demo-2.shardscope.json.gz", "demo.shardscope.json.gz"]
 
 
-def test_demo_whose_name_is_taken_meanwhile_takes_another(
+def test_demo_saves_under_another_name_if_its_name_is_taken_meanwhile(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def render_late(recording: Recording) -> str:
@@ -79,7 +79,7 @@ def test_demo_whose_name_is_taken_meanwhile_takes_another(
     assert load(here / "demo-2.shardscope.json.gz").collectives
 
 
-def test_demo_that_cannot_save_has_printed_what_it_learnt(
+def test_demo_prints_its_result_even_if_it_cannot_save(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_args: object, **_kwargs: object) -> None:
@@ -99,7 +99,7 @@ def test_mesh_with_an_axis_that_the_demo_does_not_use_is_refused(here: Path) -> 
     assert not list(here.iterdir())
 
 
-def test_mesh_that_does_not_fit_the_model_is_a_sentence(here: Path) -> None:
+def test_mesh_that_does_not_fit_the_model_is_refused_in_one_sentence(here: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--mesh", "tp=3", "--layers", "1"])
     assert result.exit_code == 2
     assert "which do not divide" in result.output

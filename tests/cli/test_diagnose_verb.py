@@ -59,7 +59,7 @@ def test_a_wrong_model_exits_with_1_and_names_module_line_and_script(here: Path)
     assert shown.output.split()[: len(printed)] == printed
 
 
-def test_options_are_numbers_truth_values_and_names(
+def test_options_are_parsed_as_numbers_booleans_and_strings(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, object] = {}

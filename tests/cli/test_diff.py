@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch):
     return lambda *args: CliRunner().invoke(main, ["diff", *args])
 
 
-def test_changes_are_printed_and_are_no_failure(run):
+def test_changes_are_printed_and_exit_with_0(run):
     result = run("a.json", "b.json.gz")
     assert result.exit_code == 0
     assert result.stdout.startswith("shardscope diff · a.json → b.json.gz\n")
@@ -78,7 +78,7 @@ def test_what_failed_is_printed_on_standard_error(run):
     )
 
 
-def test_less_is_a_change_but_not_worse(run):
+def test_a_decrease_is_a_change_but_not_worse(run):
     assert run("two.json", "one.json", "--fail-on", "worse").exit_code == 0
     assert run("two.json", "one.json", "--fail-on", "collectives").exit_code == 1
 
@@ -89,7 +89,7 @@ def test_bytes_may_change_within_the_tolerance(run, share, code):
     assert result.exit_code == code
 
 
-def test_areas_and_modules_can_be_chosen_and_failing_heeds_them(run):
+def test_areas_and_modules_can_be_selected_and_fail_on_ignores_the_others(run):
     result = run("a.json", "b.json.gz", "--area", "run,bytes", "--area", "findings")
     assert "Collectives" not in result.stdout
     assert "Run" in result.stdout
@@ -99,7 +99,7 @@ def test_areas_and_modules_can_be_chosen_and_failing_heeds_them(run):
     assert "attention.wq" in result.stdout
 
 
-def test_json_is_decoded_by_anybody(run):
+def test_json_output_is_plain_json(run):
     result = run("a.json", "b.json.gz", "--format", "json", "--area", "collectives")
     document = json.loads(result.stdout)
     (change,) = document["changes"]

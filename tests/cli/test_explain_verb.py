@@ -40,13 +40,13 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(main, ["explain", *args])
 
 
-def test_a_model_of_one_graph_ends_with_zero(here: Path) -> None:
+def test_a_model_of_one_graph_exits_with_0(here: Path) -> None:
     result = run(write(here, TARGET))
     assert result.exit_code == 0, result.output
     assert "1 graph with 3 ops; 0 break sites; 0 recompilations" in result.output
 
 
-def test_a_break_ends_with_one_and_its_line_and_fix_are_printed(here: Path) -> None:
+def test_a_graph_break_exits_with_1_and_prints_its_line_and_fix(here: Path) -> None:
     result = run(write(here, BREAKING), "-o", "out.json.gz")
     assert result.exit_code == 1, result.output
     text = " ".join(result.output.split())
@@ -96,7 +96,7 @@ def test_a_sharded_model_is_explained_in_a_simulated_world(here: Path) -> None:
     assert load("out.json").explanations[0].num_break_sites >= 1
 
 
-def test_a_step_that_fails_is_explained_up_to_there_and_ends_with_two(here: Path) -> None:
+def test_a_failing_step_is_explained_up_to_the_failure_and_exits_with_2(here: Path) -> None:
     broken = BREAKING + "\ndef step(model, batch):\n    model(batch)\n    raise ValueError('no')\n"
     result = run(write(here, broken))
     assert result.exit_code == 2
@@ -130,7 +130,7 @@ def test_bad_input_is_one_sentence(here: Path, arguments: list[str], sentence: s
     assert "Traceback" not in result.output
 
 
-def test_a_target_whose_model_is_none_is_refused(here: Path) -> None:
+def test_a_target_whose_model_is_not_a_module_is_refused(here: Path) -> None:
     result = run(write(here, "def model():\n    return 3\ndef batch(model):\n    return 3\n"))
     assert result.exit_code == 2
     assert "model() returned int, not a torch.nn.Module" in result.output

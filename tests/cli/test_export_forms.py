@@ -40,7 +40,7 @@ def test_chakra_writes_a_trace_for_each_rank_and_their_groups(
     assert Path("et.groups.json").exists()
 
 
-def test_chakra_writes_nothing_where_one_file_is_in_the_way(export: Callable[..., Result]) -> None:
+def test_chakra_writes_nothing_if_one_of_its_files_exists(export: Callable[..., Result]) -> None:
     Path("run.1.et").write_text("precious")
     result = export("run.json.gz", "--to", "chakra")
     assert result.exit_code == 2
@@ -84,7 +84,7 @@ def test_tensorboard_files_are_named_so_that_it_finds_them(export: Callable[...,
     assert Path("run.tfevents").read_bytes() != first
 
 
-def test_tables_have_files_of_their_own_and_an_empty_one_points_to_others(
+def test_tables_have_their_own_files_and_an_empty_one_lists_tables_with_rows(
     export: Callable[..., Result],
 ) -> None:
     result = export("held.json", "--to", "csv", "--table", "parameters")

@@ -75,7 +75,7 @@ def test_hostile_file_names_are_sanitized_in_errors():
     )
 
 
-def test_unforeseen_errors_are_one_line_that_asks_for_debug(monkeypatch):
+def test_unexpected_errors_are_one_line_that_suggests_debug(monkeypatch):
     def fail(_path):
         raise ZeroDivisionError("by zero")
 
@@ -127,7 +127,7 @@ def _shell(command, folder, **environment):
     "verb",
     ["show big.json --no-fold", "export big.json --to csv -o -", "export big.json --to json -o -"],
 )
-def test_reader_that_leaves_early_is_no_error(tmp_path, verb):
+def test_a_closed_pipe_is_not_an_error(tmp_path, verb):
     save(make_llama(num_layers=400), tmp_path / "big.json")
     done = _shell(f'"$PYTHON" -m shardscope {verb} | head -n 1', tmp_path)
     assert done.stderr == b""
@@ -135,7 +135,7 @@ def test_reader_that_leaves_early_is_no_error(tmp_path, verb):
     assert done.stdout.count(b"\n") == 1
 
 
-def test_reader_that_never_reads_is_no_error(tmp_path):
+def test_a_pipe_that_is_never_read_is_not_an_error(tmp_path):
     save(make_llama(num_layers=1), tmp_path / "run.json")
     for verb in ("show run.json", "export run.json --to csv -o -"):
         done = _shell(f'"$PYTHON" -m shardscope {verb} | true', tmp_path)
@@ -162,12 +162,12 @@ def test_closed_standard_output_is_one_sentence(tmp_path, verb):
     done = _shell(f'"$PYTHON" -m shardscope {verb} >&-', tmp_path)
     assert done.stderr == (
         b"shardscope: standard output cannot be written: it is closed. "
-        b"Redirect it to a place with room, or to /dev/null.\n"
+        b"Redirect it to a disk with free space, or to /dev/null.\n"
     )
     assert done.returncode == 2
 
 
-def test_what_cannot_be_printed_is_saved_all_the_same(tmp_path):
+def test_a_recording_is_saved_even_if_it_cannot_be_printed(tmp_path):
     save(make_llama(num_layers=1), tmp_path / "run.json")
     done = _shell('"$PYTHON" -m shardscope merge run.json -o new.json >&-', tmp_path)
     assert done.returncode == 2
@@ -218,13 +218,13 @@ main({args!r})
         ("export", ["export", "run.json", "--to", "csv"], "reading run.json"),
     ],
 )
-def test_what_takes_long_says_on_a_terminal_what_it_does(tmp_path, verb, args, said):
+def test_long_commands_show_progress_on_a_terminal(tmp_path, verb, args, said):
     save(make_llama(num_layers=1), tmp_path / "run.json")
     slow = _SLOW.format(verb=verb, seconds=1.5, args=args)
     assert said in _run_on_terminal(slow, folder=tmp_path)
 
 
-def test_what_is_quick_shows_no_progress(tmp_path):
+def test_quick_commands_show_no_progress(tmp_path):
     save(make_llama(num_layers=1), tmp_path / "run.json")
     quick = _SLOW.format(verb="show", seconds=0, args=["show", "run.json"])
     assert _run_on_terminal(quick, folder=tmp_path) == ""
@@ -241,7 +241,7 @@ def test_output_is_plain_when_piped_and_with_no_color(tmp_path):
     assert b"\x1b[" in forced.stdout
 
 
-def test_terminal_without_unicode_gets_question_marks_not_a_traceback(tmp_path):
+def test_a_terminal_without_unicode_gets_question_marks_instead_of_a_traceback(tmp_path):
     save(make_llama(num_layers=2), tmp_path / "run.json")
     done = _shell('"$PYTHON" -m shardscope show run.json', tmp_path, PYTHONIOENCODING="ascii")
     assert done.returncode == 0

@@ -90,7 +90,7 @@ def test_sizes_are_understood(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "80XB", "lots", "9" * 40, "80GiB!"])
-def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None:
+def test_invalid_sizes_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"--gpu-memory must be a size, such as 80GiB; got"):
         parse_gpu_memory(text)
     done = run(write(tmp_path, TARGET), "--gpu-memory", text or " ")
@@ -99,12 +99,12 @@ def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("text", "meant"), [("80", "80GiB"), ("512B", "80GiB"), ("9MiB", "80GiB")])
-def test_sizes_that_no_gpu_has_are_one_sentence(text: str, meant: str) -> None:
+def test_implausible_sizes_are_refused_in_one_sentence(text: str, meant: str) -> None:
     with pytest.raises(TargetError, match=f"only .* bytes. Did you mean --gpu-memory {meant}"):
         parse_gpu_memory(text)
 
 
-def test_a_step_without_an_optimizer_is_said_to_have_none(tmp_path: Path) -> None:
+def test_a_step_without_an_optimizer_is_reported(tmp_path: Path) -> None:
     own = "\ndef step(model, batch):\n    model(batch).sum().backward()\n"
     done = run(write(tmp_path, TARGET + own), "--mesh", "dp=1")
     assert done.exit_code == 0
@@ -129,7 +129,7 @@ def test_failures_of_the_target_are_one_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_another_rank_may_be_asked_for(tmp_path: Path) -> None:
+def test_another_rank_can_be_simulated(tmp_path: Path) -> None:
     name = write(tmp_path, TARGET)
     assert run(name, "--mesh", "dp=3", "--rank", "2", "-o", "rank-{rank}.json").exit_code == 0
     assert load("rank-2.json").memory[0].rank == 2

@@ -57,7 +57,7 @@ def test_a_report_is_printed_and_the_recording_written(here: Path) -> None:
     assert "the plan's output of down" in shown.output
 
 
-def test_training_adds_the_backward_pass_and_axes_of_the_batch_cut_it(here: Path) -> None:
+def test_training_adds_the_backward_pass_and_batch_axes_shard_the_batch(here: Path) -> None:
     target = write(here, TARGET)
     mesh = ("--mesh", "dp=2,tp=2", "--batch-axis", "dp")
     result = run(target, *mesh, "--training", "-o", "made.json")
@@ -108,7 +108,7 @@ def test_without_verification_no_data_is_needed(here: Path) -> None:
     assert "3.73 GiB" in result.output
 
 
-def test_strict_ends_with_one_after_it_has_shown_what_fell_back(here: Path) -> None:
+def test_strict_exits_with_1_after_listing_the_fallbacks(here: Path) -> None:
     target = write(here, SORTED)
     assert run(target).exit_code == 0
     result = run(target, "--strict", "--save-dir", "out")

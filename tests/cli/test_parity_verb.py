@@ -51,7 +51,7 @@ def run(*args: str) -> Result:
     return CliRunner().invoke(main, ["parity", *args])
 
 
-def test_a_model_that_agrees_ends_with_zero_and_its_recording_is_shown_again(here: Path) -> None:
+def test_a_model_that_agrees_exits_with_0_and_its_recording_can_be_shown(here: Path) -> None:
     result = run(write(here, TARGET), "--mesh", "tp=4", "-o", "out.json.gz")
     assert result.exit_code == 0, result.output
     assert "All 13 tensors agree" in result.output
@@ -65,7 +65,7 @@ def test_a_model_that_agrees_ends_with_zero_and_its_recording_is_shown_again(her
     assert not dist.is_initialized()
 
 
-def test_a_model_that_differs_ends_with_one_and_says_where_and_why(here: Path) -> None:
+def test_a_model_that_differs_exits_with_1_and_prints_location_and_cause(here: Path) -> None:
     result = run(write(here, DOUBLED), "-o", "out.json")
     assert result.exit_code == 1, result.output
     assert "parity-double-reduction  1.down" in result.output
@@ -146,7 +146,7 @@ def test_each_rank_may_have_its_share_of_the_batch(here: Path) -> None:
         ),
     ],
 )
-def test_bad_targets_end_with_two_and_one_sentence(here: Path, text: str, sentence: str) -> None:
+def test_bad_targets_exit_with_2_and_one_sentence(here: Path, text: str, sentence: str) -> None:
     result = run(write(here, text))
     assert result.exit_code == 2, result.output
     assert sentence in result.output
@@ -162,7 +162,7 @@ def test_bad_targets_end_with_two_and_one_sentence(here: Path, text: str, senten
         (("-o", "no/such/folder.json"), "no/such"),
     ],
 )
-def test_bad_options_end_with_two(here: Path, args: tuple[str, ...], sentence: str) -> None:
+def test_bad_options_exit_with_2(here: Path, args: tuple[str, ...], sentence: str) -> None:
     result = run(write(here, TARGET), *args)
     assert result.exit_code == 2, result.output
     assert sentence in result.output

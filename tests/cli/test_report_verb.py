@@ -27,7 +27,7 @@ def test_the_page_is_written_next_to_the_recording(here: Path) -> None:
     assert html == render_html(load(here / "run.json.gz"))
 
 
-def test_several_files_are_one_run_with_what_ranks_show_together(here: Path) -> None:
+def test_several_files_are_merged_and_the_ranks_compared(here: Path) -> None:
     for rank in range(2):
         whole = make_ranks(2, [{}] * (3 - rank))
         calls = tuple(call for call in whole.collectives if call.rank == rank)
@@ -38,7 +38,7 @@ def test_several_files_are_one_run_with_what_ranks_show_together(here: Path) -> 
     assert [finding.severity for finding in page.findings] == ["error"]
 
 
-def test_a_file_that_is_there_stays_unless_forced(here: Path) -> None:
+def test_an_existing_file_is_not_overwritten_without_force(here: Path) -> None:
     save(make_llama(num_layers=1), here / "run.json")
     (here / "run.html").write_text("mine")
     result = run("run.json")
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_one_sentence(here: Path, against: bool) -> None:
 
 @pytest.mark.parametrize("verb", [["report"], ["export", "--to", "csv"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize(("name", "fact"), [(".", "'.' is a folder"), ("", "there is no file ''")])
-def test_a_folder_or_nothing_at_all_is_no_recording(
+def test_a_folder_or_a_missing_file_is_not_a_recording(
     here: Path, verb: list[str], name: str, fact: str
 ) -> None:
     result = CliRunner().invoke(main, [*verb, name])

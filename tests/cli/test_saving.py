@@ -111,7 +111,7 @@ def test_every_recording_is_saved_under_the_same_rule(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
-def test_what_is_made_of_a_recording_is_named_after_it(
+def test_files_made_from_a_recording_are_named_after_it(
     args: tuple[str, ...], saved: str, here: Path
 ) -> None:
     (here / "runs").mkdir()

@@ -59,14 +59,14 @@ def test_views_can_be_repeated_and_all_is_all_of_them(run, tmp_path):
     assert "shardscope explain" in whole
 
 
-def test_no_view_is_the_summary_as_it_was(run, tmp_path, llama):
+def test_without_a_view_the_summary_is_printed(run, tmp_path, llama):
     save(llama, tmp_path / "run.json")
     output = run("show", "run.json").output
     assert "Causes  one source line each" in output
     assert "From rank to rank" not in output
 
 
-def test_one_module_and_below_is_kept_in_summary_and_views(run, tmp_path, llama):
+def test_module_selects_a_module_and_its_children_in_summary_and_views(run, tmp_path, llama):
     save(llama, tmp_path / "run.json")
     output = run("show", "run.json", "--module", "layers.3.attention").output
     assert "4 collectives per rank" in output

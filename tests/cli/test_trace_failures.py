@@ -74,9 +74,7 @@ def test_bad_target_gets_one_sentence_and_exit_code_2(here: Path, text: str, sen
 
 
 @pytest.mark.parametrize("text", ["x = 1", TARGET + "\nstep = 3\n"])
-def test_missing_function_comes_with_an_example_as_one_would_write_it(
-    here: Path, text: str
-) -> None:
+def test_a_missing_function_is_reported_with_an_example_target(here: Path, text: str) -> None:
     result = run(write(here, text), "--mesh", "dp=2")
     assert "\\n" not in result.output
     lines = result.output.splitlines()
@@ -102,7 +100,7 @@ def test_hostile_target_is_sanitized_beside_an_example(here: Path) -> None:
         ("raise type('Own', (BaseException,), {})('odd')", "Own: odd ("),
     ],
 )
-def test_program_that_ends_itself_gets_one_sentence(
+def test_a_program_that_exits_is_reported_in_one_sentence(
     here: Path, part: str, end: str, said: str
 ) -> None:
     text = TARGET + f"\nimport sys\n\ndef {part}:\n    {end}\n"
@@ -114,7 +112,7 @@ def test_program_that_ends_itself_gets_one_sentence(
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(5)", "raise GeneratorExit"])
-def test_step_that_ends_the_program_loses_nothing(here: Path, end: str) -> None:
+def test_a_step_that_exits_keeps_what_was_recorded(here: Path, end: str) -> None:
     text = TARGET + f"\nimport sys\n\ndef step(model, batch):\n    model(batch)\n    {end}\n"
     result = run(write(here, text), "--mesh", "dp=2")
     assert result.exit_code == 2
@@ -128,7 +126,7 @@ def test_interrupt_in_the_program_is_an_interrupt(here: Path) -> None:
     assert (result.exit_code, result.output) == (2, "shardscope: interrupted\n")
 
 
-def test_import_that_ends_the_program_gets_one_sentence(here: Path) -> None:
+def test_an_import_that_exits_is_reported_in_one_sentence(here: Path) -> None:
     result = run(write(here, "class Own(BaseException): pass\nraise Own('odd')"), "--mesh", "dp=2")
     assert result.exit_code == 2
     assert "could not be imported: Own: odd (" in result.output
@@ -141,7 +139,9 @@ NO_DATA = "The simulation runs on tensors without data: remove .item()"
     "line",
     ["model(batch).sum().item()", "if model(batch).sum() > 0: pass", "model(batch).nonzero()"],
 )
-def test_step_that_reads_values_is_told_that_there_are_none(here: Path, line: str) -> None:
+def test_the_error_of_a_step_that_reads_values_explains_that_tensors_have_no_data(
+    here: Path, line: str
+) -> None:
     name = write(here, TARGET + f"\ndef step(model, batch):\n    {line}\n")
     result = run(name, "--mesh", "dp=2")
     assert result.exit_code == 2
@@ -173,9 +173,7 @@ def test_step_that_fails_before_its_first_collective_is_not_called_without_colle
         ),
     ],
 )
-def test_remedy_of_a_failed_parallelize_is_one_that_helps(
-    here: Path, line: str, remedy: str
-) -> None:
+def test_the_remedy_for_a_failed_parallelize_is_correct(here: Path, line: str, remedy: str) -> None:
     text = TARGET + f"\ndef parallelize(model, mesh):\n    {line}\n"
     result = run(write(here, text), "--mesh", "dp=2")
     assert result.exit_code == 2
@@ -185,7 +183,7 @@ def test_remedy_of_a_failed_parallelize_is_one_that_helps(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the program finds its GPU")
-def test_program_that_uses_cuda_on_the_cpu_is_told_how_to_simulate_it(here: Path) -> None:
+def test_the_error_of_a_program_that_uses_cuda_explains_how_to_simulate_it(here: Path) -> None:
     name = write(here, TARGET + "\ndef parallelize(model, mesh):\n    torch.ones(2).cuda()\n")
     result = run(name, "--mesh", "dp=2", "--data")
     assert result.exit_code == 2
@@ -227,7 +225,7 @@ def test_long_and_hostile_failures_are_sanitized_and_shortened(here: Path) -> No
     assert len(result.stderr) < 1000
 
 
-def test_failure_that_cannot_say_what_it_is_is_named(here: Path) -> None:
+def test_an_exception_without_a_message_is_named_by_its_type(here: Path) -> None:
     text = TARGET + (
         "\nclass Mute(Exception):\n    def __str__(self): raise ValueError\n"
         "\ndef batch(model):\n    raise Mute\n"

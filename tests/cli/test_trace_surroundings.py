@@ -44,7 +44,7 @@ def test_program_has_arguments_of_its_own_and_the_recording_names_our_command(he
     assert recording.run.command == "shardscope trace train.py --mesh dp=2"
 
 
-def test_arguments_and_path_are_given_back(here: Path) -> None:
+def test_arguments_and_path_are_restored(here: Path) -> None:
     before = sys.argv, list(sys.path)
     for text in (TARGET, TARGET + "\ndef step(model, batch):\n    1 / 0\n", "1 / 0"):
         run(write(here, text), "--mesh", "dp=2", "--force")
@@ -75,7 +75,7 @@ def test_package_is_a_target_too(here: Path) -> None:
     assert (here / "whole_package.shardscope.json.gz").exists()
 
 
-def test_file_of_a_package_that_imports_relatively_is_told_its_dotted_name(here: Path) -> None:
+def test_the_error_for_a_file_with_relative_imports_gives_its_dotted_name(here: Path) -> None:
     folder = here / "outer" / "inner"
     folder.mkdir(parents=True)
     for package in (folder, folder.parent):
@@ -133,14 +133,14 @@ def test_mesh_that_does_not_fit_the_launched_processes_is_a_sentence(
     assert "multiply to 1, or start 2 processes." in result.stderr
 
 
-def test_launched_ranks_trace_the_real_thing_and_write_files_named_as_asked(here: Path) -> None:
+def test_launched_ranks_trace_the_real_run_and_write_the_requested_files(here: Path) -> None:
     name = write(here, TARGET)
     for code, printed in run_ranks(2, "-m", "shardscope", "trace", name, "-o", "run-{rank}.json"):
         assert code == 0, printed
     _check_real_ranks(here, "run-{rank}.json")
 
 
-def test_torchrun_traces_the_real_thing_and_each_rank_writes_a_file(here: Path) -> None:
+def test_torchrun_traces_the_real_run_and_each_rank_writes_a_file(here: Path) -> None:
     name = write(here, TARGET)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -86,7 +86,7 @@ def test_rank_in_the_name_of_the_output_is_the_simulated_rank(here: Path) -> Non
     assert load(here / "r3.json").collectives[0].rank == 3
 
 
-def test_trace_that_cannot_save_has_printed_what_it_learnt(
+def test_trace_prints_its_result_even_if_it_cannot_save(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_args: object, **_kwargs: object) -> None:
@@ -101,7 +101,7 @@ def test_trace_that_cannot_save_has_printed_what_it_learnt(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
-def test_trace_that_cannot_print_has_saved_what_it_learnt(here: Path) -> None:
+def test_trace_saves_its_recording_even_if_it_cannot_print(here: Path) -> None:
     command = ["-m", "shardscope", "trace", write(here, TARGET), "--mesh", "dp=2"]
     done = Program(*command, stdout="/dev/full").wait()
     assert done.returncode == 2
@@ -118,7 +118,7 @@ def test_trace_that_cannot_print_has_saved_what_it_learnt(here: Path) -> None:
         ("cause", "By cause"),
     ],
 )
-def test_trace_prints_the_view_asked_for(here: Path, by: str, title: str) -> None:
+def test_trace_prints_the_requested_view(here: Path, by: str, title: str) -> None:
     result = run(write(here, TARGET), "--mesh", "dp=2", "--by", by)
     assert result.exit_code == 0
     titles = [line for line in result.output.splitlines() if line.startswith(("By", "Modules"))]
@@ -158,7 +158,7 @@ def test_trace_with_a_finding_exits_with_1_and_saves(here: Path) -> None:
     assert load(here / "train.shardscope.json.gz").findings
 
 
-def test_a_gpu_is_simulated_unless_the_cpu_is_asked_for(here: Path) -> None:
+def test_a_gpu_is_simulated_unless_device_is_cpu(here: Path) -> None:
     name = write(here, GATHERS)
     run(name, "--mesh", "tp=2", "-o", "cuda.json")
     run(name, "--mesh", "tp=2", "-o", "cpu.json", "--device", "cpu")
@@ -170,7 +170,7 @@ def test_a_gpu_is_simulated_unless_the_cpu_is_asked_for(here: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to hold the data")
-def test_data_on_a_gpu_that_is_not_there_is_refused(here: Path) -> None:
+def test_data_on_a_missing_gpu_is_refused(here: Path) -> None:
     refused = run(write(here, TARGET), "--mesh", "dp=2", "--data", "--device", "cuda")
     assert refused.exit_code == 2
     assert "this machine has no GPU for --device cuda" in refused.output
@@ -222,7 +222,7 @@ def test_run_whose_output_has_no_name_gets_a_free_one(here: Path) -> None:
     assert load(here / "train.shardscope.json.gz").collectives
 
 
-def test_interrupted_step_is_saved_as_far_as_it_came(here: Path) -> None:
+def test_an_interrupted_step_is_saved_up_to_the_interruption(here: Path) -> None:
     stop = "\ndef step(model, batch):\n    model(batch)\n    raise KeyboardInterrupt\n"
     result = run(write(here, TARGET + stop), "--mesh", "dp=2")
     assert result.exit_code == 2

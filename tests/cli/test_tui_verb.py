@@ -33,7 +33,7 @@ def test_several_files_open_as_one_run_and_q_quits(here):
     assert "4 collectives of all modules" in printed
 
 
-def test_a_file_that_is_none_is_one_sentence_in_a_terminal_too(here):
+def test_a_file_that_is_not_a_recording_is_refused_in_one_sentence_in_a_terminal_too(here):
     code, printed = run_in_terminal("tui", "no-such.json")
     assert code == 2
     assert "there is no file 'no-such.json'. Check the path." in printed

@@ -100,7 +100,9 @@ def run(*arguments: str, width: int = 80) -> str:
     ],
     ids=" ".join,
 )
-def test_what_a_verb_prints_acts_on_nothing(file: str, arguments: tuple[str, ...]) -> None:
+def test_printed_text_has_no_active_control_characters(
+    file: str, arguments: tuple[str, ...]
+) -> None:
     verb, *options = arguments
     place = 1 if verb == "contract" else 0
     options.insert(place, file)
@@ -111,7 +113,7 @@ def test_what_a_verb_prints_acts_on_nothing(file: str, arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_exported_acts_on_nothing(file: str, form: str) -> None:
+def test_exported_text_has_no_active_content(file: str, form: str) -> None:
     run("export", file, "--to", form, "-o", f"out.tfevents.{form}")
     data = Path(f"out.tfevents.{form}").read_bytes()
     if form == "tensorboard":
@@ -134,12 +136,12 @@ def _check_strings(value: object) -> None:
             _check_strings(item)
 
 
-def test_every_table_acts_on_nothing(file: str) -> None:
+def test_no_table_has_active_content(file: str) -> None:
     for table in ("collectives", "modules", "parameters", "findings", "gaps", "phases", "memory"):
         check_inert(run("export", file, "--to", "csv", "--table", table, "-o", "-"))
 
 
-def test_page_acts_on_nothing(file: str) -> None:
+def test_a_page_has_no_active_content(file: str) -> None:
     run("report", file, "-o", "page.html")
     text = Path("page.html").read_text()
     data = text.partition('id="page">')[2].partition("</script>")[0]
@@ -156,7 +158,7 @@ def _check_lines(value: object) -> None:
             _check_lines(item)
 
 
-def test_breaches_are_annotations_and_nothing_else_is(file: str) -> None:
+def test_only_violations_become_annotations(file: str) -> None:
     Path("limits.toml").write_text(
         "[contract]\ngaps = 0\nunasked = 0\n\n[contract.findings]\nerror = 0\nwarning = 0\n"
     )
@@ -173,7 +175,7 @@ def test_breaches_are_annotations_and_nothing_else_is(file: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\n::error::x", "\x1b[31m\u202e", "##[error]x"])
-def test_file_names_in_errors_act_on_nothing(
+def test_file_names_in_errors_are_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -185,7 +187,7 @@ def test_file_names_in_errors_act_on_nothing(
     check_inert(run("--debug", "show", name))
 
 
-def test_text_of_a_hostile_file_in_an_error_acts_on_nothing(tmp_path: Path) -> None:
+def test_text_of_a_hostile_file_in_an_error_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"format": COMMANDS[7]}))
     with pytest.raises(RecordingError, match="not a shardscope recording") as caught:

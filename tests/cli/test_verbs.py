@@ -181,7 +181,7 @@ def test_recordings_of_different_programs_are_refused_by_name(run, tmp_path, ver
 
 
 @pytest.mark.parametrize("damage", ["killed", "damaged line", "cut line"])
-def test_damaged_stream_is_a_gap_and_accuses_nobody(run, tmp_path, damage):
+def test_a_damaged_stream_is_a_gap_and_not_a_finding(run, tmp_path, damage):
     paths = _stream_ranks(tmp_path)
     lines = paths[2].read_bytes().splitlines(keepends=True)
     if damage == "killed":
@@ -308,7 +308,7 @@ def test_export_without_gaps_says_nothing_of_them(run, tmp_path, llama):
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_merge_that_cannot_save_has_printed_what_it_found(run, tmp_path, monkeypatch):
+def test_merge_prints_its_findings_even_if_it_cannot_save(run, tmp_path, monkeypatch):
     def fail(*_args, **_kwargs):
         raise OutputError("cannot write 'all.json': No space left on device. Choose a place.")
 
@@ -320,7 +320,7 @@ def test_merge_that_cannot_save_has_printed_what_it_found(run, tmp_path, monkeyp
     assert "saved" not in result.stdout
 
 
-def test_one_is_one_and_not_many(run, tmp_path):
+def test_nouns_are_singular_for_one(run, tmp_path):
     save(make_recording((make_collective(),), world_size=1), tmp_path / "one.json")
     result = run("merge", "one.json", "-o", "all.json")
     assert result.output.startswith("1 of 1 rank, 1 collective\n")

@@ -430,7 +430,7 @@ def test_highest_noise_level_adds_trivial_ops_alone(world: World) -> None:
 
 
 @pytest.mark.parametrize("noise_level", [0, 1, 2])
-def test_json_is_torchs(world: World, tmp_path: Path, noise_level: int) -> None:
+def test_json_equals_torchs(world: World, tmp_path: Path, noise_level: int) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
     ours, torchs = run_both(lambda: model(batch).sum().backward())
     dumps = []
@@ -442,7 +442,7 @@ def test_json_is_torchs(world: World, tmp_path: Path, noise_level: int) -> None:
     assert dumps[0]["children"][0]["fqn"] == "MLP"
 
 
-def test_operations_carry_what_torchs_carry(world: World) -> None:
+def test_operations_have_the_fields_of_torchs(world: World) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
     ours, torchs = run_both(lambda: model(batch))
 
@@ -501,7 +501,7 @@ def test_printed_information_is_torchs(world: World, capsys: pytest.CaptureFixtu
     assert "'MLP.net1': {'weight': DTensor(" in capsys.readouterr().out
 
 
-def test_public_face_is_torchs() -> None:
+def test_public_names_are_torchs() -> None:
     ours, torchs = CommDebugMode(), TorchCommDebugMode()
     assert isinstance(ours, TorchDispatchMode)
     assert repr(ours) == repr(torchs) == "CommDebugMode(get_total_counts()=0)"

@@ -32,7 +32,7 @@ def broken(*_: Any, **__: Any) -> NoReturn:
         (operations.OperationLists, "add"),
     ],
 )
-def test_step_goes_on(
+def test_a_failing_recorder_does_not_stop_the_step(
     world: World, monkeypatch: pytest.MonkeyPatch, holder: type, name: str
 ) -> None:
     model = Block()
@@ -46,7 +46,7 @@ def test_step_goes_on(
     assert any("torch moved it" in gap.fact for gap in mode.gaps)
 
 
-def test_class_that_cannot_be_printed_is_no_problem(world: World) -> None:
+def test_a_class_whose_repr_raises_does_not_stop_the_step(world: World) -> None:
     class Unprintable(type):
         def __repr__(cls) -> str:
             raise RuntimeError("no printing")

@@ -85,11 +85,11 @@ def test_root_and_many_ranks_are_named():
         {"output_bytes": 1024**2 - 1},
     ],
 )
-def test_what_was_asked_for_or_is_small_is_no_finding(change):
+def test_explicit_and_small_redistributions_are_not_findings(change):
     assert find_comm_problems(make_recording((_gather(**change),))) == ()
 
 
-def test_review_works_findings_out_afresh_and_keeps_those_of_others():
+def test_review_recomputes_its_findings_and_keeps_those_of_other_instruments():
     unrelated = Finding(rule="other", severity=Severity.INFO, subject="s", fact="f", remedy="r")
     parts = [
         make_recording((_gather(rank=rank),), world_size=2, ranks=(rank,), findings=(unrelated,))

@@ -337,7 +337,7 @@ def test_root_of_a_broadcast_may_have_gone_on():
     assert (finding.rule, finding.severity) == ("deadlock", Severity.WARNING)
 
 
-def test_rank_whose_stream_lost_records_is_suspected_and_not_accused():
+def test_a_rank_whose_stream_lost_records_may_be_behind():
     recording = hang({0: THREE, 1: TWO, 2: THREE, 3: THREE})
     stops = tuple(replace(stop, is_gapless=stop.rank != 1) for stop in recording.stops)
     (finding,) = match_ranks(replace(recording, stops=stops))
@@ -347,13 +347,13 @@ def test_rank_whose_stream_lost_records_is_suspected_and_not_accused():
     )
 
 
-def test_rank_without_a_file_is_suspected_if_all_others_wait_in_one_collective():
+def test_a_rank_without_a_file_may_be_behind_if_all_others_wait_in_one_collective():
     (finding,) = match_ranks(hang({0: THREE, 2: THREE, 3: THREE}))
     assert finding.rank == 1
     assert "rank 1, which must issue it too, left no recording and may be behind" in finding.fact
 
 
-def test_nothing_is_suspected_where_most_ranks_left_no_file():
+def test_no_rank_is_reported_if_most_ranks_left_no_file():
     assert match_ranks(hang({0: THREE, 2: THREE}, world_size=8)) == ()
 
 

@@ -119,7 +119,7 @@ def test_member_that_issues_no_collective_is_named():
     assert "rank 3 issued nothing" in finding.fact
 
 
-def test_ranks_without_a_recording_are_not_judged():
+def test_ranks_without_a_recording_are_not_compared():
     recording = _uniform(CollectiveKind.ALL_REDUCE)
     calls = tuple(call for call in recording.collectives if call.rank != 3)
     partial_recording = make_recording(calls, world_size=4, ranks=(0, 1, 2))
@@ -144,12 +144,12 @@ def _lose(recording, rank, *orders, gap_rank=...):
 
 
 @pytest.mark.parametrize("orders", [(0,), (3,), (8,), (7, 8), (0, 1, 4), tuple(range(9))], ids=str)
-def test_rank_that_lost_records_is_not_accused(orders):
+def test_a_rank_that_lost_records_is_not_reported(orders):
     complete = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
     assert match_ranks(_lose(complete, 2, *orders)) == ()
 
 
-def test_loss_of_no_rank_in_particular_may_be_any_ranks():
+def test_a_loss_without_a_rank_may_be_of_any_rank():
     complete = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
     assert match_ranks(_lose(complete, 2, 8, gap_rank=None)) == ()
 
@@ -180,12 +180,12 @@ def test_missing_position_is_a_loss_even_without_a_gap():
     assert match_ranks(_drop(complete, 2, 4)) == ()
 
 
-def test_position_of_any_size_is_no_work():
+def test_a_huge_position_costs_no_time():
     calls = tuple(make_collective(rank=rank, group_order=2**62) for rank in range(2))
     assert match_ranks(make_recording(calls)) == ()
 
 
-def test_each_group_is_judged_for_itself():
+def test_each_group_is_compared_separately():
     pairs = [
         Group(name=f"tp{first}", torch_name="", ranks=(RankSpan(first, 2),), num_ranks=2)
         for first in (0, 2)
@@ -263,11 +263,11 @@ def test_both_waiting_to_receive_is_a_finding():
     assert len(match_ranks(_transfers(("recv", 0, 1, 8), ("recv", 1, 0, 8)))) == 1
 
 
-def test_transfers_with_ranks_not_recorded_are_not_judged():
+def test_transfers_with_unrecorded_ranks_are_not_compared():
     assert match_ranks(_transfers(("send", 0, 3, 8), ("recv", 2, 3, 8))) == ()
 
 
-def test_receive_from_anyone_is_not_judged():
+def test_a_receive_from_any_rank_is_not_compared():
     assert match_ranks(_transfers(("send", 0, 1, 8), ("recv", 1, None, 8))) == ()
 
 
@@ -277,7 +277,7 @@ def _with_loss(recording, rank):
 
 
 @pytest.mark.parametrize("lossy", [0, 1])
-def test_transfer_whose_other_end_may_be_lost_is_not_judged(lossy):
+def test_a_transfer_whose_other_end_may_be_lost_is_not_compared(lossy):
     kind, rank, peer = ("send", 0, 1) if lossy == 1 else ("recv", 1, 0)
     assert match_ranks(_with_loss(_transfers((kind, rank, peer, 8)), lossy)) == ()
     assert len(match_ranks(_with_loss(_transfers((kind, rank, peer, 8)), 1 - lossy))) == 1
@@ -309,7 +309,7 @@ def test_collectives_after_a_lost_transfer_are_not_compared():
     assert match_ranks(_with_loss(_drop(recording, 0, 0), 0)) == ()
 
 
-def test_one_rank_that_issues_what_the_others_do_not_is_the_one_named():
+def test_the_rank_in_the_minority_is_named():
     calls = [make_collective(rank=rank) for rank in range(4)]
     odd = make_collective(rank=2, order=1, group_order=1, kind=CollectiveKind.BARRIER)
     (finding,) = match_ranks(make_recording((*calls, odd), ranks=(0, 1, 2, 3), world_size=4))

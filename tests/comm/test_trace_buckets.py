@@ -218,7 +218,7 @@ def test_bucket_of_an_unwatched_forward_is_a_gap(world: World) -> None:
     ]
 
 
-def test_account_of_used_parameters_is_no_bucket(world: World) -> None:
+def test_the_all_reduce_of_used_parameters_is_not_a_bucket(world: World) -> None:
     model = ddp(nn.Linear(1, 1), find_unused_parameters=True)  # two parameters, two elements
     with trace(model) as t:
         model(torch.ones(1, 1)).sum().backward()

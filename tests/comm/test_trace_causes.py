@@ -94,7 +94,7 @@ def test_two_axes_of_a_mesh_are_two_placements() -> None:
     assert (only(t).axis, only(t).num_ranks) == ("dp", 2)
 
 
-def test_tensor_parallel_style_is_what_asked(world: World) -> None:
+def test_a_tensor_parallel_style_is_named_as_the_cause(world: World) -> None:
     model = nn.Sequential(nn.Linear(8, 32, bias=False), nn.Linear(32, 8, bias=False))
     parallelize_module(model, world.mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
     with trace(model) as t:
@@ -218,7 +218,7 @@ def test_methods_of_a_group_are_calls_of_their_ops(world: World) -> None:
     assert t.recording.gaps == ()
 
 
-def test_exception_of_a_signal_handler_is_the_programs(world: World) -> None:
+def test_an_exception_of_a_signal_handler_is_raised_in_the_program(world: World) -> None:
     class Timeout(Exception):  # noqa: N818
         pass
 

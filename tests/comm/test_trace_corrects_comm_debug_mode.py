@@ -40,7 +40,7 @@ def test_bug_1_module_that_runs_twice_neither_crashes_nor_stays_broken(world: Wo
 
 
 @pytest.mark.skipif(TORCH >= (2, 14), reason=f"torch {torch.__version__} has fixed it")
-def test_bug_1_is_torchs(world: World) -> None:
+def test_torch_has_bug_1(world: World) -> None:
     net = Net(depth=1)
     with pytest.raises(IndexError), CommDebugMode():
         net(net(batch()))

@@ -213,7 +213,7 @@ def test_random_numbers_are_the_same(world: World) -> None:
         assert (torch.rand(3).tolist(), random.random()) == plain
 
 
-def test_trace_inside_a_module_call_ends_cleanly(world: World) -> None:
+def test_a_trace_that_ends_inside_a_module_call_restores_torch(world: World) -> None:
     class Inside(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -213,7 +213,7 @@ def test_trace_after_a_failed_step_starts_afresh(world: World, where: str) -> No
     ]
 
 
-def test_failed_reentry_of_a_kernel_does_not_blind_the_trace(world: World) -> None:
+def test_collectives_are_recorded_after_a_reentrant_kernel_failed(world: World) -> None:
     with trace() as t:
         with pytest.raises(RuntimeError):
             torch.ops._c10d_functional.all_reduce(torch.ones(4), "nonsense", everyone().group_name)

@@ -345,7 +345,7 @@ def test_parameters_that_took_anothers_place_have_an_owner(world: World) -> None
     assert t.recording.gaps == ()
 
 
-def test_layers_that_hold_all_layers_before_them_are_no_burden(world: World) -> None:
+def test_deeply_linked_layers_do_not_slow_tracing_down(world: World) -> None:
     class Dense(nn.Module):
         def __init__(self, before: list[nn.Module]) -> None:
             super().__init__()

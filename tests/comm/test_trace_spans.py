@@ -199,7 +199,7 @@ def test_a_subscriber_that_fails_is_a_gap_and_not_the_users_error(
             pass
         monkeypatch.undo()
     (gap,) = t.recording.gaps
-    assert gap.fact == "a span could not be written down (KeyError('broken'))"
+    assert gap.fact == "a span could not be recorded (KeyError('broken'))"
 
 
 def test_names_that_json_cannot_hold_are_written_out(world: World, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_whatever_a_call_can_reach_has_a_name() -> None:
     assert (model["0.steps"], model["0.history[0]"], model["Counting.total"]) == (0, 0, 0)
 
 
-def test_containers_are_told_by_what_is_in_them_and_in_which_order() -> None:
+def test_containers_are_distinguished_by_contents_and_order() -> None:
     def describe(value: Any) -> Any:
         return describe_values(walk_values("it", value))["it"]
 
@@ -110,7 +110,7 @@ def test_containers_are_told_by_what_is_in_them_and_in_which_order() -> None:
     ]
 
 
-def test_large_containers_are_told_by_all_that_is_in_them() -> None:
+def test_large_containers_are_distinguished_by_all_contents() -> None:
     def describe(value: Any) -> Any:
         return describe_values(walk_values("it", value))
 

@@ -103,7 +103,7 @@ def test_collectives_of_groups_that_ranks_do_not_share_are_not_compared() -> Non
     assert merged.findings == ()
 
 
-def test_findings_are_worked_out_afresh() -> None:
+def test_findings_are_recomputed() -> None:
     merged = compare_explanations([on_rank(SINE, 0), on_rank(COSINE, 1)])
     again = compare_explanations([merged])
     assert again.findings == merged.findings

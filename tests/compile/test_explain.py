@@ -102,7 +102,7 @@ def test_a_function_at_its_recompile_limit_is_explained_as_any_other() -> None:
     assert (told.num_graphs, told.num_skipped_frames) == (1, 0)
 
 
-def test_what_functorch_and_autocast_note_down_is_no_op() -> None:
+def test_bookkeeping_of_functorch_and_autocast_is_not_an_op() -> None:
     def cast(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return x @ x.T
@@ -174,7 +174,7 @@ def multiply(x: Any, n: Any) -> Any:
         (lambda x, n: n(x), ((X, torch.sin), (X, torch.cos)), "n: is a different object"),
     ],
 )
-def test_a_failed_guard_is_told_in_words(function: Any, calls: Any, description: str) -> None:
+def test_a_failed_guard_is_described_in_words(function: Any, calls: Any, description: str) -> None:
     found = recompile(function, *calls)
     assert found.description.startswith(description)
     assert found.guard
@@ -242,7 +242,7 @@ def test_ops_have_readable_names_modules_lines_and_results() -> None:
     assert (graph.num_inputs, graph.num_outputs, graph.end) == (3, 1, GraphEnd.RETURN)
 
 
-def test_methods_builtins_and_overloads_are_told_apart() -> None:
+def test_methods_builtins_and_overloads_are_distinguished() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.sin.default(torch.relu(x).cos() + 1)  # type: ignore[no-any-return]
 

@@ -38,7 +38,7 @@ def numbers_of(one: Explanation) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_numbers_are_true(case: Case) -> None:
+def test_counts_are_exact_for_every_case(case: Case) -> None:
     recording = explain_case(case)
     (found,) = recording.explanations
     wanted = {name: getattr(case, name) for name in numbers_of(found)}

@@ -166,7 +166,7 @@ def test_a_maximum_applies_to_the_largest_rank_and_a_minimum_to_the_smallest() -
     assert only.kind is BreachKind.TOO_MUCH
 
 
-def test_a_rank_that_says_nothing_at_all_counts_as_the_quietest() -> None:
+def test_a_rank_without_collectives_counts_as_the_minimum() -> None:
     calls = (samples.make_collective(rank=1),)
     (violation,) = check(comm(least=1), samples.make_recording(calls, ranks=(0, 1)))
     assert (violation.value, violation.ranks) == (0, (RankSpan(0),))
@@ -251,7 +251,7 @@ def test_what_no_recorded_rank_has_was_not_measured() -> None:
     assert check(comm(most=0), nobody)[0].kind is BreachKind.NOT_MEASURED
 
 
-def test_where_records_were_lost_only_what_is_certain_counts() -> None:
+def test_with_lost_records_only_certain_violations_count() -> None:
     lossy = replace(two_layers(), gaps=(Gap(place="stream", fact="cut off", is_loss=True),))
     (violation,) = check(comm(most=2), lossy)
     assert violation.kind is BreachKind.NOT_MEASURED
@@ -259,7 +259,7 @@ def test_where_records_were_lost_only_what_is_certain_counts() -> None:
     assert check(comm(least=2), lossy) == ()
 
 
-def test_several_recordings_are_measured_by_whoever_looked() -> None:
+def test_each_limit_is_checked_in_the_recording_that_measured_it() -> None:
     holdings = samples.make_holdings()
     peak = holdings.memory[0].peak_bytes
     contract = Contract((*comm(most=2).limits, *whole("peak_memory", peak).limits))
@@ -280,7 +280,7 @@ def test_a_limit_applies_to_the_traces_that_have_its_module_and_axis() -> None:
     assert check(record_contract(*both), *both) == ()
 
 
-def test_a_rank_that_says_something_else_in_a_module_has_it() -> None:
+def test_a_module_without_collectives_of_the_limited_kind_counts_as_zero() -> None:
     recording = samples.make_recording((samples.make_collective(owner="a"),))
     (violation,) = check(comm(least=1, module="a", kinds=(CollectiveKind.SEND,)), recording)
     assert (violation.kind, violation.value) == (BreachKind.TOO_LITTLE, 0)

@@ -135,11 +135,11 @@ count = 1
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[contract]\ngraf_breaks = 0", "line 2: 'graf_breaks' means nothing in [contract]. "
+        ("[contract]\ngraf_breaks = 0", "line 2: Unknown key 'graf_breaks' in [contract]. "
          "Did you mean 'graph_breaks'?"),
-        ("\n\n[contrct]\ngaps = 0", "line 3: 'contrct' means nothing. Did you mean 'contract'?"),
+        ("\n\n[contrct]\ngaps = 0", "line 3: Unknown key 'contrct'. Did you mean 'contract'?"),
         ("[contract]\ngaps=0\n[[contract.comm]]\ncount=1\n[[contract.comm]]\n\nmax_byte=1",
-         "line 7: 'max_byte' means nothing in [contract.comm]. Did you mean 'max_bytes'?"),
+         "line 7: Unknown key 'max_byte' in [contract.comm]. Did you mean 'max_bytes'?"),
         ("[[contract.comm]]\ncount=1\nkind='all-reduce'", "line 3: there is no kind 'all-reduce'. "
          "Did you mean 'all_reduce'?"),
         ("[[contract.comm]]\ncount=1\nphase=['forward', 'bakward']", "line 3: there is no phase "
@@ -157,7 +157,7 @@ count = 1
         ("[contract]\npeak_memory=1.5", "line 2: peak_memory is 1.5. Give bytes as a number"),
         ("[contract.comm]\ncount=1", "line 1: comm is not an array of tables. Begin each with "
          "[[contract.comm]], in two brackets."),
-        ("[contract.findings]\nfatal=0", "line 2: 'fatal' means nothing in [contract.findings]. "
+        ("[contract.findings]\nfatal=0", "line 2: Unknown key 'fatal' in [contract.findings]. "
          "Use any, error, warning, info or rules."),
         ("[contract.findings]\nrules=0", "line 2: rules is 0. Make it a table"),
         ("[contract]\n", "line 1: the contract has no limits."),
@@ -209,7 +209,7 @@ def test_a_file_is_overwritten_only_when_asked_and_only_if_it_is_a_contract(tmp_
     with pytest.raises(OutputError, match="already exists"):
         write_contract(contract, path)
     path.write_text("[tool.other]\nx = 1\n")
-    with pytest.raises(ContractError, match="means nothing"):
+    with pytest.raises(ContractError, match="Unknown key"):
         write_contract(contract, path, force=True)
     assert path.read_text() == "[tool.other]\nx = 1\n"
 

@@ -115,7 +115,7 @@ def test_a_star_never_matches_a_module_with_other_figures() -> None:
 
 
 @pytest.mark.parametrize("name", ["a*", "a[0-9]", "?", "[!a]", "**", "layers.01"])
-def test_names_that_look_like_patterns_fit_themselves_alone(name: str) -> None:
+def test_names_that_look_like_patterns_match_only_themselves(name: str) -> None:
     others = ("ab", "a5", "x", "bb", "layers.1")
     recording = samples.make_recording(said(name, name, *others))
     contract = record_contract(recording)

@@ -97,7 +97,7 @@ def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
     assert len(_not_run()) <= MAX_NOT_RUN
 
 
-def test_a_block_that_prints_something_else_is_told(
+def test_a_block_that_prints_something_else_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.md"

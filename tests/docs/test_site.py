@@ -64,7 +64,7 @@ def test_examples_are_in_sections_that_are_rendered_as_code(module: str) -> None
         assert not re.search(r"^>>>", text, re.MULTILINE), name
 
 
-def test_every_name_for_users_of_torch_is_told() -> None:
+def test_every_drop_in_name_is_documented() -> None:
     page = (DOCS / "coming-from-torch.md").read_text()
     assert [name for name in compat.__all__ if f"`{name}`" not in page] == []
 

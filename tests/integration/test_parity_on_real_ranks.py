@@ -15,7 +15,7 @@ from shardscope.errors import ParityError, RankError
 from shardscope.record import FINE, Suspect, load
 
 
-def test_real_ranks_agree_as_played_ones_do():
+def test_real_ranks_agree_as_threaded_ranks_do():
     torch.manual_seed(1)
     recording = parity(
         LanguageModel(num_layers=1),
@@ -56,7 +56,7 @@ def parallelize(model, mesh):
 
 
 @pytest.mark.usefixtures("forked_ranks")
-def test_a_forgotten_reduction_of_a_target_is_found_on_real_ranks(tmp_path, monkeypatch):
+def test_a_missing_reduction_of_a_target_is_found_on_real_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TARGET)
     result = CliRunner().invoke(main, ["parity", "train.py", "--processes", "-o", "out.json"])

@@ -18,20 +18,20 @@ def judge(case: Triple) -> Verdict:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_never_passed(name):
+def test_wrong_results_are_never_accepted(name):
     verdict = judge(WRONG[name])
     assert verdict.condition.is_bad
     assert verdict.fact.startswith("y ")
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if "doubl" in name or "NaN" in name])
-def test_what_is_wrong_is_wrong_without_double_precision_too(name):
+def test_wrong_results_are_found_without_double_precision_too(name):
     case = WRONG[name]
     assert compare_value("y", case.compiled, case.eager, lambda: None).condition.is_bad
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_is_fine(name):
+def test_correct_results_are_fine(name):
     assert not judge(RIGHT[name]).condition.is_bad
 
 
@@ -140,7 +140,7 @@ def test_values_that_only_a_single_run_has_are_wrong():
     ]
 
 
-def test_a_choice_between_all_but_equal_numbers_may_go_either_way():
+def test_a_choice_between_nearly_equal_numbers_may_differ():
     def choose(y):
         return (y[0] * 3 - y[1]).argmax(-1)
 

@@ -11,19 +11,19 @@ import pytest
 from shardscope import parallel
 
 
-def test_every_public_name_is_what_its_home_holds() -> None:
+def test_every_public_name_is_the_object_of_its_defining_module() -> None:
     assert parallel.__all__ == list(parallel._HOMES)
     assert dir(parallel) == sorted(parallel.__all__)
     for name, home in parallel._HOMES.items():
         assert getattr(parallel, name) is getattr(import_module(home), name)
 
 
-def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
+def test_a_missing_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Columnwise'"):
         _ = parallel.Columnwise
 
 
-def test_importing_the_room_imports_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     program = "import shardscope.parallel, sys; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60

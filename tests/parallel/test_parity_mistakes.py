@@ -560,7 +560,7 @@ def test_means_over_different_numbers_of_tokens_are_found_in_the_loss() -> None:
     right = check(fully_sharded, {"dp": 2}, loss=make_loss(is_global=True), batch_axes="dp")
     assert_agrees(right)
     wrong = check(fully_sharded, {"dp": 2}, loss=make_loss(is_global=False), batch_axes="dp")
-    fact = "Each rank's shard is off by a factor of its own: 0.6667 on rank 0, 2 on rank 1."
+    fact = "Each rank's shard is off by a different factor: 0.6667 on rank 0, 2 on rank 1."
     assert_divergence(wrong, None, Suspect.SCALED, "the two versions diverge in the loss", fact)
     assert wrong.findings[0].subject == "the loss"
 
@@ -922,7 +922,7 @@ def test_a_bias_that_was_not_loaded_is_missing() -> None:
     assert_divergence(recording, "block.mlp.up", Suspect.STALE)
 
 
-def test_memory_that_an_op_fills_is_none_of_its_inputs() -> None:
+def test_an_uninitialized_output_buffer_is_not_an_input() -> None:
     """Uninitialized memory has random values that could explain a difference by chance."""
 
     class Noisy(nn.Module):

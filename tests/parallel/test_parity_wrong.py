@@ -516,7 +516,7 @@ def test_a_rank_that_raises_is_reported_in_a_sentence_and_all_end():
     assert not dist.is_initialized()
 
 
-def test_ranks_that_wait_for_ever_are_reported_in_a_sentence():
+def test_ranks_that_deadlock_are_reported_in_one_sentence():
     def parallelize(model, mesh):
         if mesh.get_local_rank() == 1:
             model.register_forward_hook(lambda *_: dist.barrier())

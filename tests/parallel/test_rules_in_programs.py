@@ -84,7 +84,7 @@ def test_draws_of_open_sizes() -> None:
     assert program.fallbacks == []
 
 
-def test_attention_with_dropout_is_taken_apart_and_not_gathered() -> None:
+def test_attention_with_dropout_is_decomposed_and_not_gathered() -> None:
     def attend(x: Tensor) -> Tensor:
         return scaled_dot_product_attention(x, x, x, dropout_p=0.5, is_causal=True).square().sum()
 
@@ -92,7 +92,7 @@ def test_attention_with_dropout_is_taken_apart_and_not_gathered() -> None:
     assert (kinds(program), program.fallbacks) == (["P -> R"], [])
 
 
-def test_a_batch_norm_of_cut_data_keeps_the_history_of_the_whole_batch() -> None:
+def test_batch_norm_over_a_sharded_batch_has_the_running_statistics_of_the_full_batch() -> None:
     def normalize(inner: nn.Module, x: Tensor) -> Tensor:
         result: Tensor = inner(x).square().mean()
         return result
@@ -114,12 +114,12 @@ def test_a_vocabulary_is_never_gathered_even_if_it_does_not_divide(num_classes: 
     assert gathered == []
 
 
-def test_losses_are_cut_with_targets_that_are_broadcast() -> None:
+def test_losses_with_broadcast_targets_are_sharded() -> None:
     program = cut(lambda x: mse_loss(x, 2 * x.detach()), (4, 6), {"tp": Shard(1)}, training=True)
     assert (kinds(program), program.fallbacks) == (["P -> R"], [])
 
 
-def test_the_last_token_of_a_cut_sequence_is_summed_rather_than_gathered() -> None:
+def test_the_last_token_of_a_sharded_sequence_is_reduced_instead_of_gathered() -> None:
     program = cut(lambda x: x[:, -1:] + x[:, -1].unsqueeze(1), (2, 8, 4), {"tp": Shard(1)})
     assert kinds(program) == ["P -> R"]
 
@@ -132,12 +132,12 @@ def write(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_writes_to_a_cut_tensor_are_done_in_pieces(dim: int) -> None:
+def test_writes_to_a_sharded_tensor_are_done_on_shards(dim: int) -> None:
     program = cut(write, (4, 8, 6), {"tp": Shard(dim)}, training=True)
     assert all("scatter" not in one.origin.op for one in program.fallbacks)
 
 
-def test_whole_values_are_cut_where_sizes_are_open() -> None:
+def test_replicated_values_with_dynamic_sizes_can_be_sharded() -> None:
     def add(x: Tensor) -> Any:
         return x + x.new_ones(x.shape[0], 1)
 

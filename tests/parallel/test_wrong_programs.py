@@ -62,13 +62,13 @@ def refused(*, training: bool) -> str:
     return str(caught.value)
 
 
-def test_nothing_is_wrong_to_begin_with(training: bool) -> None:
+def test_the_unmodified_program_is_correct(training: bool) -> None:
     program = CASE.parallelize(training=training, verify=True)
     assert program.verdicts
     check_case(CASE, program)
 
 
-def test_a_rule_that_lies_is_named_with_its_line(
+def test_a_wrong_rule_is_named_with_its_line(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
     def lie(call: OpCall) -> Iterator[Strategy]:
@@ -105,7 +105,7 @@ def test_a_rank_that_fails_is_named_with_the_line(monkeypatch: pytest.MonkeyPatc
     assert "test_wrong_programs.py:" in error
 
 
-def test_a_reduction_that_only_one_rank_issues_is_no_silent_wait(
+def test_a_reduction_that_only_one_rank_issues_is_an_error(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
     def format_placement(local: LoweringContext) -> Any:
@@ -152,7 +152,7 @@ def test_a_buffer_that_ranks_write_wrongly_is_found(monkeypatch: pytest.MonkeyPa
 # The check by hand, which the other tests rely on, finds such faults too.
 
 
-def test_the_check_by_hand_sees_a_weight_that_is_not_the_models(training: bool) -> None:
+def test_the_manual_check_detects_a_wrong_weight(training: bool) -> None:
     program = CASE.parallelize(training=training)
     state = program.exported(1).state_dict
     name = next(name for name in state if name.endswith("up.weight"))
@@ -161,7 +161,7 @@ def test_the_check_by_hand_sees_a_weight_that_is_not_the_models(training: bool) 
         check_case(CASE, program)
 
 
-def test_the_check_by_hand_sees_ranks_that_talk_differently() -> None:
+def test_the_manual_check_detects_ranks_with_different_collectives() -> None:
     collective = ("all_reduce", "tp:0-1", (4, 8), torch.float64, "('sum',)")
     for change in ({0: "all_gather"}, {2: (4, 7)}, {3: torch.float32}, {1: "dp:0-1"}):
         changed = tuple(change.get(index, part) for index, part in enumerate(collective))

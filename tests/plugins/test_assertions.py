@@ -81,7 +81,7 @@ def broken(assertion: Callable[[], None]) -> BreachError:
 
 
 @pytest.mark.parametrize("model", [build, build_on_meta])
-def test_a_step_that_says_what_it_should_passes(model: Any) -> None:
+def test_a_step_within_its_limits_passes(model: Any) -> None:
     assert_comm(
         step,
         model=model,
@@ -95,7 +95,7 @@ def test_a_step_that_says_what_it_should_passes(model: Any) -> None:
     assert not dist.is_initialized()
 
 
-def test_a_step_that_says_more_fails_with_module_cause_and_line() -> None:
+def test_a_step_above_its_limits_fails_with_module_cause_and_line() -> None:
     error = broken(
         lambda: assert_comm(
             step, model=lambda mesh: build(mesh, Chatty), mesh=TP, phase="forward", all_reduce=3,
@@ -145,7 +145,7 @@ def test_a_real_process_group_is_used() -> None:
         assert_comm(lambda: dist.all_reduce(torch.ones(2)), mesh=mesh, max_bytes=8)
 
 
-def test_a_traced_model_keeps_its_own_contract_and_breaks_it_when_it_says_more(
+def test_a_traced_model_passes_its_own_contract_and_fails_with_more_collectives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_a_process_that_is_forked_during_the_step_writes_nothing(
     assert "training ended during step 1" in load(tmp_path / "run.json").gaps[0].fact
 
 
-def test_giving_up_lets_go_even_of_a_trace_that_cannot_end(
+def test_giving_up_releases_even_a_trace_that_fails_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = StepRecorder(1, tmp_path / "run.json", force=False)

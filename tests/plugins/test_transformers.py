@@ -144,7 +144,7 @@ def test_two_callbacks_may_record_the_same_step(lab: Any, tmp_path: Path) -> Non
     assert not is_watched()
 
 
-def test_an_error_that_nobody_hears_of_is_noticed_when_the_callback_is_used_again_or_gone(
+def test_an_error_without_a_hook_is_noticed_when_the_callback_is_used_again_or_deleted(
     lab: Any, train: Callable[..., Any], tmp_path: Path
 ) -> None:
     again, gone = (ShardscopeCallback(2, output=tmp_path / f"{name}.json") for name in "ab")
@@ -177,7 +177,7 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
     assert "training_step" not in vars(trainer)
 
 
-def test_a_program_whose_warnings_are_errors_trains_on(
+def test_training_continues_if_warnings_are_errors(
     lab: Any, train: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with warnings.catch_warnings():

@@ -82,7 +82,7 @@ def test_text_that_is_not_unicode_is_saved_escaped(tmp_path):
 _ACTIVE = "\x1b[31m \x7f \x9b \u202e \u2028 \ufeff \ue000 \U000e0041 ##[error]x\n"
 
 
-def test_json_holds_no_character_that_acts_and_reads_back_as_it_was():
+def test_json_has_no_active_characters_and_is_read_back_unchanged():
     data = encode_json([_ACTIVE, "日本語 é # C#"])
     assert msgspec.json.decode(data) == [_ACTIVE, "日本語 é # C#"]
     assert b"##[" not in data
@@ -228,19 +228,19 @@ def test_name_of_any_length_the_disk_takes_is_fine(tmp_path):
 
 
 @pytest.mark.parametrize("thing", [None, {}, "run.json", [1]], ids=repr)
-def test_save_of_something_else_says_what_it_wants(tmp_path, thing):
+def test_saving_something_else_names_the_expected_type(tmp_path, thing):
     kind = type(thing).__name__
     with pytest.raises(RecordingError, match=rf"save\(\) got {kind}, not a Recording. Give it"):
         save(thing, tmp_path / "run.json")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_together_are_the_json_of_the_recording(any_recording):
+def test_encoded_chunks_make_up_the_json_of_the_recording(any_recording):
     assert encode(any_recording) == encode_json(any_recording) + b"\n"
 
 
 @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 10_000])
-def test_pieces_fit_together_for_any_number_of_records(count):
+def test_encoded_chunks_fit_together_for_any_number_of_records(count):
     whole = make_recording(tuple(make_collective(order=order) for order in range(count)))
     assert encode(whole) == msgspec.json.encode(whole) + b"\n"
     assert max(map(len, encode_pieces(whole))) < 4096 * 800

@@ -145,7 +145,7 @@ def test_of_a_file_that_is_no_recording_only_the_beginning_is_read() -> None:
         load("/dev/zero")
 
 
-def test_pipe_that_nobody_writes_to_is_not_waited_for(
+def test_a_pipe_without_a_writer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardscope.record.files._MAX_WAIT_MS", 1)

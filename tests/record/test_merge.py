@@ -110,7 +110,7 @@ def test_the_same_rank_twice_does_not_merge():
         merge([_rank(0), _rank(1), _rank(1)])
 
 
-def test_nothing_does_not_merge():
+def test_merging_no_recordings_is_an_error():
     with pytest.raises(MergeError, match=r"nothing to merge"):
         merge([])
 

@@ -103,7 +103,7 @@ def test_killed_process_leaves_a_readable_recording(tmp_path):
     assert [call.order for call in load(path).collectives] == [0, 1, 2, 3, 4]
 
 
-def test_every_cut_of_a_stream_loads_or_says_why(tmp_path):
+def test_every_truncation_of_a_stream_loads_or_is_explained(tmp_path):
     path = tmp_path / "run.jsonl"
     _write(path, _records())
     data = path.read_bytes()
@@ -181,7 +181,7 @@ def test_millions_of_newlines_cost_no_memory(tmp_path):
     assert peak < 1_000_000
 
 
-def test_endless_damage_is_cut_short_and_costs_no_memory(tmp_path):
+def test_reading_stops_after_many_damaged_lines_and_costs_no_memory(tmp_path):
     path = tmp_path / "run.jsonl"
     _write(path, _records())
     data = path.read_bytes() + b"x\n\n" * 150_000
@@ -331,7 +331,7 @@ def test_pipe_without_a_reader_is_refused_and_one_with_a_reader_is_written(tmp_p
     assert read_stream(data, "pipe").collectives == (make_collective(),)
 
 
-def test_pipe_that_nobody_empties_does_not_hold_the_run_back(tmp_path, monkeypatch):
+def test_a_full_pipe_does_not_block_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("shardscope.record.stream._MAX_WAIT_MS", 1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -411,7 +411,7 @@ def _find_stuck(path, begins, spans=()):
     return [gap.fact.partition("first: ")[2] for gap in load(path).gaps if gap.place == "phases"]
 
 
-def test_spans_end_what_began_last_before_them_whoever_ends_first(tmp_path):
+def test_a_span_end_closes_the_last_open_span_of_its_name(tmp_path):
     begins = [_begin("task", 1), _begin("task", 5), _begin("wait", 7), _begin("task", 9)]
     first = Span(rank=0, name="task", start_ns=2, duration_ns=20, self_ns=1)
     on_device = Span(rank=0, name="wait", start_ns=8, duration_ns=1, self_ns=1, device="cuda:0")

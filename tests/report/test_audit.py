@@ -59,7 +59,7 @@ def test_layers_that_differ_are_not_folded(recording: Recording) -> None:
     ]
 
 
-def test_a_summary_tells_marks_placements_and_bytes(recording: Recording) -> None:
+def test_a_summary_shows_marks_placements_and_bytes(recording: Recording) -> None:
     text = render_text(recording, width=140)
     assert "9 parameters, 537 KiB in all, 140 KiB on rank 0" in text
     assert "1-4[Block] ×4 FULLY SHARDED  FSDP2 over dp, 2 parameters, reshards after" in text

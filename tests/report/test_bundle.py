@@ -50,7 +50,7 @@ def test_the_bundle_was_built_from_the_sources_that_are_here() -> None:
         ("units_cases.py", "write_cases", "src/parts/units.cases.json"),
     ],
 )
-def test_what_python_tells_typescript_is_up_to_date(
+def test_the_generated_typescript_types_are_up_to_date(
     script: str, function: str, written: str
 ) -> None:
     actual = runpy.run_path(str(WEB / script))[function]()

@@ -16,7 +16,7 @@ def describe_metrics(recording: Recording) -> dict[str, str]:
     }
 
 
-def test_a_sentence_says_what_its_cards_say(any_recording: Recording) -> None:
+def test_a_summary_sentence_has_the_values_of_its_cards(any_recording: Recording) -> None:
     # A page has modules also where a recording merely names them.
     recording = infer_modules(any_recording)
     metrics = list_key_metrics(recording, fold_ranks(recording))

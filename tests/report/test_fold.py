@@ -39,7 +39,7 @@ def test_equal_layers_fold_into_a_single_node():
     assert _layers(make_llama()) == [("0", "31", 32)]
 
 
-def test_layer_that_says_something_else_breaks_the_run():
+def test_a_layer_with_different_collectives_is_not_folded():
     assert _layers(_stack(6, _0={"wire_bytes": 1}, _5={"phase": Phase.BACKWARD})) == [
         ("0", "", 1),
         ("1", "4", 4),

@@ -58,7 +58,7 @@ def test_the_same_recording_gives_the_same_bytes_in_any_process() -> None:
     assert texts[0] == texts[1]
 
 
-def test_attacks_are_data(hostile: str) -> None:
+def test_hostile_text_is_in_the_data_only(hostile: str) -> None:
     document = Document(hostile)
     assert document.tags() == TAGS
     data, _ = document.texts_of("script")
@@ -69,7 +69,7 @@ def test_attacks_are_data(hostile: str) -> None:
     ]
 
 
-def test_attacks_reach_the_reader_as_they_were_written(hostile: str) -> None:
+def test_hostile_text_is_displayed_unchanged(hostile: str) -> None:
     page = read_page(hostile)
     assert page.run.command == ATTACKS[1]
     shown = set(page.run.instruments)
@@ -144,7 +144,7 @@ def test_layers_of_a_large_model_fold(large: tuple[str, Page]) -> None:
     modules = page.modules
     layers = modules.path.index("layers")
     below = [at for at, parent in enumerate(modules.parent) if parent == layers]
-    shown = [at for at in below if modules.alike[at] == at]
+    shown = [at for at in below if modules.first_identical[at] == at]
     assert len(below) == 416
     assert sum(modules.repeat[at] for at in shown) == 416
     assert len(shown) < 100

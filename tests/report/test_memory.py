@@ -91,7 +91,7 @@ def test_repeated_layers_are_folded_unless_disabled() -> None:
     assert all(f"layers.{i}.up" in complete for i in range(8))
 
 
-def test_the_course_marks_the_peak_and_the_phases() -> None:
+def test_the_memory_chart_marks_the_peak_and_the_phases() -> None:
     lines = render_text(recorded(PROFILE)).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("Memory over the step"))
     bars, phases, mark = lines[start + 1 : start + 4]
@@ -103,7 +103,7 @@ def test_the_course_marks_the_peak_and_the_phases() -> None:
     assert phases.endswith("o")
 
 
-def test_of_several_ranks_that_which_needs_most_is_shown() -> None:
+def test_of_several_ranks_the_one_that_needs_most_is_shown() -> None:
     second_rank = replace(PROFILE, rank=3, peak_bytes=9 * GIB)
     text = render_text(recorded(PROFILE, second_rank), width=100)
     assert "rank 3, the most of 2 ranks (least: 6.00 GiB)" in text
@@ -124,7 +124,7 @@ def test_an_empty_profile_is_fine() -> None:
 
 @pytest.mark.parametrize("width", [24, 40, 70, 120])
 @pytest.mark.parametrize("peak", [20, 50, 99])
-def test_the_course_and_its_mark_fit_the_terminal(width: int, peak: int) -> None:
+def test_the_memory_chart_fits_the_terminal(width: int, peak: int) -> None:
     text = render_text(recorded(replace(PROFILE, peak_order=peak)), width=width)
     lines = text.splitlines()
     (mark,) = (line for line in lines if "▲" in line)

@@ -29,7 +29,7 @@ def test_rings_send_to_the_next_rank_of_their_group():
     assert sum_sent_bytes(recording).sent == {(0, 2): 300, (6, 0): 300}
 
 
-def test_what_is_not_a_ring_goes_where_it_goes():
+def test_other_transfers_go_to_their_receivers():
     assert sum_sent_bytes(_with_group(_in_group(2, CollectiveKind.ALL_TO_ALL))).sent == {
         (2, 0): 100,
         (2, 4): 100,

@@ -40,7 +40,7 @@ def test_no_row_is_ragged(varied):
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_formulas_are_disarmed(start):
+def test_spreadsheet_formulas_are_escaped(start):
     call = make_collective(owner=f"{start}1+1", source=Source(file=f"{start}cmd", line=1))
     (row,) = _rows(make_recording((call,)))
     assert row["owner"] == f"'{start}1+1"

@@ -60,7 +60,7 @@ def test_a_damaged_file_is_noticed_by_its_checksum(tmp_path: Path) -> None:
         assert reader.Tags()["scalars"] == []
 
 
-def test_communication_is_a_ranks_and_its_parts_add_up() -> None:
+def test_communication_scalars_are_of_one_rank_and_add_up() -> None:
     calls = (
         make_collective(axis="tp", wire_bytes=100, input_bytes=10),
         make_collective(order=1, axis="dp", wire_bytes=40, kind=CollectiveKind.ALL_GATHER),
@@ -78,7 +78,7 @@ def test_communication_is_a_ranks_and_its_parts_add_up() -> None:
         assert sum(values) == sum(n for tag, n in scalars.items() if tag.startswith("comm/"))
 
 
-def test_a_silent_step_has_a_scalar_and_an_untraced_step_has_none() -> None:
+def test_a_step_without_collectives_has_a_scalar_and_an_untraced_step_has_none() -> None:
     silent = make_recording()
     traced = replace(silent, run=replace(silent.run, instruments=("trace",)))
     assert list_scalars(traced)["comm/count"] == 0

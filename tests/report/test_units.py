@@ -31,7 +31,7 @@ def test_bytes_have_three_digits_and_a_unit(num_bytes, text):
     assert format_bytes(num_bytes) == text
 
 
-def test_nothing_is_a_dot_and_thousands_are_apart():
+def test_zero_is_a_dot_and_thousands_are_separated():
     assert (format_count(0), format_count(1024)) == ("·", "1,024")
 
 
@@ -54,7 +54,7 @@ def test_spread_is_a_single_number_where_ranks_agree():
         ("ünï 日本 🚀", "ünï 日本 🚀"),
     ],
 )
-def test_what_a_terminal_might_obey_is_written_out(text, escaped):
+def test_control_characters_are_escaped(text, escaped):
     assert sanitize_text(text) == escaped
 
 

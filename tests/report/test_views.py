@@ -298,7 +298,7 @@ def test_show_prints_a_view_of_any_result_with_a_recording(llama, capsys):
         print_result(llama, view="sharing")
 
 
-def test_views_of_a_silent_run_leave_traffic_out():
+def test_views_of_a_run_without_collectives_omit_traffic():
     recording = replace(make_llama(num_layers=2), collectives=(), run=make_run())
     text = show(recording, "modules", "communication")
     assert "sent" not in text

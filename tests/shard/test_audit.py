@@ -250,7 +250,7 @@ def test_bytes_of_sparse_tensors_are_those_of_indices_and_values() -> None:
     assert tensors_of(audit(model))["eye"].local_bytes == 100 * (4 + 2 * 8)
 
 
-def test_what_is_tied_is_the_shard_that_it_is_in_a_forward_too() -> None:
+def test_tied_tensors_are_reported_as_shards_also_during_forward() -> None:
     with simulate({"dp": 2}) as world:
         model = fully_shard(Tied(), mesh=world.mesh)
         before = audit(model)
@@ -258,7 +258,7 @@ def test_what_is_tied_is_the_shard_that_it_is_in_a_forward_too() -> None:
         assert audit(model).modules == before.modules
 
 
-def test_what_fsdp_has_gathered_counts_as_the_shard_that_it_is() -> None:
+def test_gathered_fsdp_parameters_are_reported_as_shards() -> None:
     with simulate({"dp": 4}) as world:
         model = fully_shard(Unit(), mesh=world.mesh)
         before = audit(model)

@@ -307,7 +307,7 @@ def test_the_users_own_implicit_replication_is_left_alone() -> None:
     assert (recording.findings, recording.gaps) == ((), ())
 
 
-def test_targets_that_a_loss_on_cut_logits_takes_plain_are_left_alone() -> None:
+def test_plain_targets_of_a_loss_on_sharded_logits_are_not_reported() -> None:
     targets = torch.zeros(4, dtype=torch.long)
     with simulate({"tp": 2}) as world:
         logits = distribute_tensor(torch.ones(4, 8), world.mesh, [Shard(1)]).requires_grad_()

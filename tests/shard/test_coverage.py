@@ -99,7 +99,7 @@ def test_the_inductor_level_is_what_aot_autograd_gives_with_its_decompositions(n
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
-def test_core_aten_has_nothing_that_its_table_takes_apart(name: str) -> None:
+def test_core_aten_has_no_op_that_its_table_decomposes(name: str) -> None:
     model, args = MODELS[name]()
     found = capture(model, *args, level="core_aten")
     table = {str(op) for op in torch.export.default_decompositions()}
@@ -221,7 +221,7 @@ class Choosing(nn.Module):
         return self.linear(x).relu() if x.sum().item() > 0 else self.linear(x).tanh()
 
 
-def test_a_model_that_looks_at_values_runs_on_those_it_has() -> None:
+def test_a_model_that_reads_values_runs_on_its_data() -> None:
     found = cover(Choosing(), torch.ones(2, 4))
     assert found["add.Tensor"].num_forward == 2
     assert "relu.default" in found
@@ -229,7 +229,7 @@ def test_a_model_that_looks_at_values_runs_on_those_it_has() -> None:
     assert "tanh.default" in cover(Choosing(), -torch.ones(2, 4))
 
 
-def test_a_model_on_meta_that_looks_at_values_is_refused_in_a_sentence() -> None:
+def test_a_model_on_meta_that_reads_values_is_refused_in_one_sentence() -> None:
     with torch.device("meta"):
         model, x = Choosing(), torch.ones(2, 4)
     with pytest.raises(CoverageError, match="the model reads values of tensors without data"):
@@ -365,7 +365,7 @@ def test_levels_that_are_none_are_refused(levels: Any) -> None:
         coverage(MLP(), batch(), levels=levels)
 
 
-def test_a_mesh_on_which_nothing_is_cut_is_refused() -> None:
+def test_a_mesh_of_one_rank_is_refused() -> None:
     with pytest.raises(CoverageError, match="a mesh of one rank"):
         coverage(MLP(), batch(), mesh={"tp": 1})
 

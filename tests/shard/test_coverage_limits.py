@@ -66,7 +66,7 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
         ("equal.default", lambda x: x * int(torch.equal(x, x))),
     ],
 )
-def test_an_op_that_looks_at_values_has_dtensors_decision_and_a_gap(op: str, call: Any) -> None:
+def test_an_op_that_reads_values_has_dtensors_decision_and_a_gap(op: str, call: Any) -> None:
     recording = cover(call, torch.ones(4, 8))
     fine = (Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED)
     assert ops(recording)[op].verdict in fine
@@ -91,7 +91,7 @@ class Graph(nn.Module):
         return torch.sparse.mm(self.neighbours, self.linear(x))
 
 
-def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_judged() -> None:
+def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_tested() -> None:
     recording = coverage(Graph(torch.eye(8).to_sparse()), torch.ones(8, 4))
     for level in recording.coverage:
         sparse = [op for op in level.ops if "torch.sparse_coo" in op.detail]
@@ -110,7 +110,7 @@ def attend_flexibly(x: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of flex_attention that is not compiled
 @pytest.mark.parametrize(("name", "call"), [("cond", choose), ("flex_attention", attend_flexibly)])
-def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_judged(
+def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_tested(
     name: str, call: Any
 ) -> None:
     recording = cover(call, torch.randn(1, 2, 8, 16))

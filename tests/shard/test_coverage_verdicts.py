@@ -241,7 +241,7 @@ def test_a_custom_op_with_a_rule_is_covered_and_a_wrong_rule_is_found(double: An
 MEGATRON = {"up.weight": Shard(0), "down.weight": Shard(1)}
 
 
-def test_a_plan_lays_the_model_out_and_each_op_is_judged_there() -> None:
+def test_ops_are_tested_at_the_placements_of_a_plan() -> None:
     (found,) = coverage(MLP(), batch(), plan=MEGATRON, levels=["exported"]).coverage
     assert found.has_plan
     by_name = {op.op: op for op in found.ops}
@@ -254,7 +254,7 @@ def test_a_plan_lays_the_model_out_and_each_op_is_judged_there() -> None:
     }
 
 
-def test_a_plan_that_leaves_a_sum_unfinished_pays_at_the_next_op() -> None:
+def test_a_plan_that_leaves_partial_sums_redistributes_at_the_next_op() -> None:
     model = nn.Sequential(nn.Linear(DIM, DIM, bias=False), nn.ReLU())
     found = cover(model, batch(4), plan={"0.weight": Shard(1)})["relu.default"]
     assert found.verdict is Verdict.REPLICATED
@@ -286,7 +286,7 @@ def test_a_function_shards_a_copy_and_the_model_stays_plain() -> None:
     assert {op.verdict for op in found.ops} <= FINE
 
 
-def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
+def test_a_model_that_is_sharded_already_is_tested_in_its_world() -> None:
     with simulate({"dp": 2, "tp": 4}, rank=3) as world:
         with torch.device("meta"):
             model = split_mlp(MLP(), world.mesh["tp"])

@@ -137,7 +137,7 @@ class TestKinds:
         assert CUBLAS_BYTES <= most(memory(model, forward), K.TEMPORARIES) < 2 * CUBLAS_BYTES
         assert most(memory(model, backward(model)), K.TEMPORARIES) >= 2 * CUBLAS_BYTES
 
-    def test_bytes_belong_to_the_modules_that_are_answerable(self) -> None:
+    def test_bytes_belong_to_the_modules_that_own_them(self) -> None:
         model = chain(2)
         told = memory(model, backward(model), torch.optim.AdamW(model.parameters()))
         uses = {(u.kind, u.module): u.num_bytes for u in told.profile.at_peak}
@@ -169,7 +169,7 @@ class TestSteps:
         assert most(single, K.GRADIENTS) == most(four, K.GRADIENTS) == 3 * WEIGHT
         assert four.profile.peak_bytes >= single.profile.peak_bytes
 
-    def test_a_step_that_steps_its_optimizer_is_not_helped(self) -> None:
+    def test_an_optimizer_is_not_stepped_again_if_the_step_did(self) -> None:
         model = chain(1)
         optimizer = torch.optim.SGD(model.parameters())
         num_steps = 0

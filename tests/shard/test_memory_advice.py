@@ -66,7 +66,7 @@ def test_what_only_just_fits_gets_advice_and_no_error() -> None:
     assert severities == {Severity.INFO}
 
 
-def test_many_activations_want_checkpointing_unless_it_is_there() -> None:
+def test_many_activations_get_the_advice_to_checkpoint_unless_they_do() -> None:
     model = stack()
     told = memory(model, lambda: run(model, 4096), device_bytes=ROOM)
     (advice,) = find(told, "0 … 7")
@@ -97,7 +97,7 @@ def test_replicated_parameters_get_the_advice_to_shard_them() -> None:
     assert sharded.profile.peak_bytes < whole.profile.peak_bytes
 
 
-def test_a_peak_in_the_optimizer_wants_it_fused() -> None:
+def test_a_peak_in_the_optimizer_gets_the_advice_to_fuse_it() -> None:
     model = stack()
     facts = []
     for fused in (False, True):
@@ -108,7 +108,7 @@ def test_a_peak_in_the_optimizer_wants_it_fused() -> None:
     assert not any("fused=True" in remedy for remedy in facts[1])
 
 
-def test_large_state_wants_an_optimizer_with_less() -> None:
+def test_large_state_gets_the_advice_to_use_an_optimizer_with_less() -> None:
     model = stack()
     adam = torch.optim.AdamW(model.parameters(), fused=True)
     told = memory(model, lambda: run(model, 8), adam, device_bytes=ROOM)
@@ -119,7 +119,7 @@ def test_large_state_wants_an_optimizer_with_less() -> None:
 
 
 @pytest.mark.parametrize("num_words", [16, 50_000])
-def test_a_large_loss_wants_to_be_computed_in_pieces(num_words: int) -> None:
+def test_a_large_loss_gets_the_advice_to_compute_it_in_chunks(num_words: int) -> None:
     model = nn.Linear(64, num_words)
 
     def step() -> None:

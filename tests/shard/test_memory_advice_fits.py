@@ -88,7 +88,7 @@ def test_ddp_is_advised_to_share_its_buckets_and_not_to_gather_less() -> None:
     assert counts == [1, 0]
 
 
-def test_images_are_no_loss() -> None:
+def test_image_outputs_are_not_mistaken_for_a_loss() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     told = memory(
         model, lambda: model(torch.randn(64, 3, 512, 512)).sum().backward(), device_bytes=ROOM

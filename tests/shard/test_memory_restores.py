@@ -149,7 +149,7 @@ class TestParameters:
         memory(model, backward(model))
         assert seen == [(DIM, DIM)] * 2
 
-    def test_attributes_are_there(self) -> None:
+    def test_copies_have_the_attributes_of_parameters(self) -> None:
         model, seen = chain(1), []
         model[0].weight.group = "decayed"
 
@@ -160,7 +160,7 @@ class TestParameters:
         memory(model, step)
         assert seen == ["decayed"] * 2
 
-    def test_those_of_another_class_are_a_gap(self) -> None:
+    def test_parameters_of_another_class_are_a_gap(self) -> None:
         class Marked(nn.Parameter):
             pass
 
@@ -169,7 +169,7 @@ class TestParameters:
         (gap,) = memory(model, backward(model)).recording.gaps
         assert "class Marked were treated as plain tensors" in gap.fact
 
-    def test_those_captured_before_are_a_gap(self) -> None:
+    def test_parameters_captured_before_are_a_gap(self) -> None:
         model = chain(1)
         captured = list(model.parameters())
 

@@ -46,7 +46,7 @@ class TestMovesToAGPU:
         assert told.profile.peak_bytes == made.profile.peak_bytes
         assert places(told) == []
 
-    def test_a_device_for_all_tensors_is_one_as_well(self) -> None:
+    def test_a_device_context_is_respected(self) -> None:
         model = chain(1)
 
         def step() -> None:
@@ -65,7 +65,7 @@ class TestMovesToAGPU:
         assert Phase.RECOMPUTE in {sample.phase for sample in told.profile.samples}
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it can be called then")
-    def test_what_only_a_gpu_answers_is_refused_in_a_sentence(self) -> None:
+    def test_calls_that_need_a_gpu_are_refused_in_one_sentence(self) -> None:
         with pytest.raises(ShardscopeError, match=r"Remove calls of torch\.cuda"):
             memory(chain(1), lambda: torch.cuda.current_stream())
 
@@ -206,7 +206,7 @@ class TestCalls:
         assert load(told.save(tmp_path / "told.json")).memory[0].device_bytes == 80 * 10**9
 
     @pytest.mark.parametrize("size", [-5, 0, "80GiB", 1.5, True, 1 << 70, float("inf")])
-    def test_a_size_that_is_none_is_refused(self, size: Any) -> None:
+    def test_an_invalid_size_is_refused(self, size: Any) -> None:
         with pytest.raises(
             ShardscopeError, match="the memory of the GPU in bytes, such as 80 << 30"
         ):

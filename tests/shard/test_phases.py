@@ -69,7 +69,7 @@ def test_torchs_phases_have_names_of_their_own() -> None:
     assert times["all_gather"].count == times["H2D"].count == 2
 
 
-def test_nested_phases_know_what_they_lie_within() -> None:
+def test_nested_phases_record_their_depth() -> None:
     with phases.record() as times:
         with phases("a"), phases("b"), phases("a"):
             pass
@@ -78,7 +78,7 @@ def test_nested_phases_know_what_they_lie_within() -> None:
     assert shape(times) == [("a", 2, True), ("b", 1, False), ("a", 0, False), ("c", 0, False)]
 
 
-def test_time_is_counted_once_where_a_phase_lies_within_itself() -> None:
+def test_time_of_a_phase_within_itself_is_counted_once() -> None:
     @phases("f")
     def descend(left: int) -> None:
         if left:
@@ -183,7 +183,7 @@ def test_spans_of_a_generator_may_end_before_those_begun_after_them() -> None:
     }
 
 
-def test_a_span_whose_end_never_comes_is_around_nothing() -> None:
+def test_a_span_that_never_ends_encloses_no_other() -> None:
     with phases.record() as times:
         phases("lost").__enter__()
         with phases("outer"):
@@ -256,7 +256,7 @@ def test_a_long_run_keeps_the_last_spans_and_all_totals() -> None:
     assert times.spans[0].start_ns == 0
 
 
-def test_names_without_end_share_a_total() -> None:
+def test_phases_beyond_the_limit_of_names_share_a_total() -> None:
     with phases.record(keep=0) as times:
         for number in range(1500):
             with phases(f"step {number}"):
@@ -406,7 +406,7 @@ def test_a_function_that_hands_back_a_coroutine_is_refused_when_it_does() -> Non
     assert counts(times) == {"x": 1}
 
 
-def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_names_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PhaseError, match=r"Write @phases\('load'\)"):
 
         @phases  # type: ignore[arg-type]
@@ -422,7 +422,7 @@ def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("keep", [-1, None, "x", 1.5])
-def test_a_number_to_keep_that_is_none_is_refused(keep: object) -> None:
+def test_an_invalid_number_to_keep_is_refused(keep: object) -> None:
     with pytest.raises(PhaseError, match=f"0 or more; got {keep!r}. Write phases.record"):
         phases.record(keep=keep)  # type: ignore[arg-type]
 

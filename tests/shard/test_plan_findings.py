@@ -26,7 +26,7 @@ from shardscope.record import Severity
 # Ties
 
 
-def test_a_plan_that_cuts_a_tied_tensor_in_two_ways() -> None:
+def test_a_plan_that_shards_a_tied_tensor_in_two_ways() -> None:
     plan = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
     finding = only_finding(audit(Tied(), plan=plan), "tied-weights")
     assert (finding.severity, finding.subject) == (Severity.ERROR, "embed.weight, head.weight")
@@ -54,14 +54,14 @@ def keep(world: World) -> nn.Module:
 
 
 @pytest.mark.parametrize(("shard", "num_torn"), [(tear, 1), (keep, 0)])
-def test_ties_that_sharding_tore(shard: Callable[[World], nn.Module], num_torn: int) -> None:
+def test_ties_that_sharding_broke(shard: Callable[[World], nn.Module], num_torn: int) -> None:
     with simulate({"tp": 2}) as world:
         torn = found(audit(shard(world), before=audit(Tied())), "tied-weights")
     assert len(torn) == num_torn
     assert all("are now two tensors: replicated and Shard(0)" in finding.fact for finding in torn)
 
 
-def test_ties_that_fsdp_tore_into_two_groups() -> None:
+def test_ties_that_fsdp_broke_into_two_groups() -> None:
     with simulate({"dp": 2}) as world:
         model = Tied()
         fully_shard(model.embed, mesh=world.mesh)
@@ -81,7 +81,7 @@ def test_ties_that_the_model_declares() -> None:
     assert found(audit(model), "tied-weights") == []
 
 
-def test_a_shared_module_that_was_torn() -> None:
+def test_a_shared_module_whose_tie_was_broken() -> None:
     shared = nn.Linear(2, 2, bias=False)
     before = audit(nn.Sequential(shared, shared))
     after = audit(nn.Sequential(shared, nn.Linear(2, 2, bias=False)), before=before)
@@ -142,7 +142,7 @@ def test_a_placement_that_is_not_the_plans() -> None:
     assert "the plan shards it by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
 
 
-def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:
+def test_parameters_that_only_fsdp_shards_did_not_get_the_plan() -> None:
     with simulate({"dp": 2, "tp": 2}) as world:
         model = nn.Sequential(Mlp(), Mlp())
         fully_shard(model, mesh=world.mesh["dp"])
@@ -174,7 +174,7 @@ def test_placements_of_a_plan_are_compared_without_fsdps(placement: Shard) -> No
         assert found(audit(stack(world), plan=plan), "plan-not-applied") == []
 
 
-def test_a_style_without_cuts_that_was_not_applied() -> None:
+def test_a_style_that_shards_nothing_and_was_not_applied() -> None:
     plan = FIRST | {"1": SequenceParallel()}
     with simulate({"tp": 2}) as world:
         model = nn.Sequential(Mlp(), nn.LayerNorm(8))

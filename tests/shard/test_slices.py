@@ -99,7 +99,7 @@ def test_replicas_are_listed_together() -> None:
     assert [piece.stretches for piece in layout.slices] == [(((0, 2),),), (((2, 4),),)]
 
 
-def test_partial_sums_cut_nothing() -> None:
+def test_partial_sums_are_not_sliced() -> None:
     with simulate({"tp": 2}) as world:
         tensor = DTensor.from_local(numbered(4), world.mesh, [Partial()])
         layout = visualize_sharding(tensor)

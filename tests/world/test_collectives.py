@@ -37,7 +37,7 @@ def default_group() -> dist.ProcessGroup:
 EAGER: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
     "all_reduce": (lambda: dist.all_reduce(ones(8)), [("all_reduce", 32, 32)]),
     "all_gather": (lambda: dist.all_gather(empties(), ones(8)), [("all_gather", 32, 128)]),
-    "all_gather of uneven pieces": (
+    "all_gather of uneven tensors": (
         lambda: dist.all_gather([empty(8 + rank) for rank in range(NUM_RANKS)], ones(8)),
         [("all_gather", 32, 152)],
     ),
@@ -71,7 +71,7 @@ EAGER: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
         lambda: dist.reduce_scatter(empty(8), [ones(8) for _ in range(NUM_RANKS)]),
         [("reduce_scatter", 128, 32)],
     ),
-    "reduce_scatter of uneven pieces": (
+    "reduce_scatter of uneven tensors": (
         lambda: dist.reduce_scatter(empty(8), [ones(8), ones(7), ones(9), ones(1)]),
         [("reduce_scatter", 100, 32)],
     ),
@@ -100,7 +100,7 @@ EAGER: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
         lambda: dist.all_to_all(empties(2), [ones(2) for _ in range(NUM_RANKS)]),
         [("all_to_all", 32, 32)],
     ),
-    "all_to_all of uneven pieces": (
+    "all_to_all of uneven tensors": (
         lambda: dist.all_to_all(
             [empty(2 + rank) for rank in range(NUM_RANKS)], [ones(2) for _ in range(NUM_RANKS)]
         ),
@@ -329,7 +329,7 @@ def test_a_receive_from_anyone_names_another_rank_as_sender(world: World) -> Non
     assert [dist.recv(empty(8)) for _ in range(3)] == [1, 1, 1]
 
 
-def test_groups_of_some_ranks_work(world: World) -> None:
+def test_subgroups_work(world: World) -> None:
     pair = dist.new_group([0, 3])
     with trace() as t:
         dist.all_reduce(ones(8), group=pair)

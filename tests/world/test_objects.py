@@ -95,7 +95,7 @@ def test_objects_travel_as_sizes_then_bytes(
     assert t.recording.gaps == ()
 
 
-def test_each_rank_of_a_root_gets_its_own_piece() -> None:
+def test_each_rank_gets_its_own_object_from_the_root() -> None:
     results = []
     for rank in range(4):
         with simulate(mesh={"dp": 4}, rank=rank):
@@ -127,7 +127,7 @@ def test_rank_0_is_the_root_where_none_is_named() -> None:
     assert {c.peer for c in t.recording.collectives} == {0, None}
 
 
-def test_a_root_without_pieces_gets_an_error() -> None:
+def test_a_root_without_objects_gets_an_error() -> None:
     with (
         simulate(mesh={"dp": 4}, rank=0),
         pytest.raises(ValueError, match="must be given on the source rank"),
@@ -216,7 +216,7 @@ def test_weights_are_serialized_as_torch_save_writes_them() -> None:
 @pytest.mark.skipif(
     not HAS_WEIGHTS_ONLY, reason=f"torch {torch.__version__} has no object collectives of weights"
 )
-def test_only_weights_can_arrive_where_only_weights_may(world: World) -> None:
+def test_weights_only_rejects_other_objects(world: World) -> None:
     objects: list[Any] = [None] * 4
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         dist.all_gather_object(objects, signature, weights_only=True)  # type: ignore[call-arg]

@@ -216,7 +216,7 @@ def test_uneven_tensors_are_sharded_and_gathered(num_ranks):
     assert all(torch.equal(got, full) for _, got in results)
 
 
-def test_one_after_another_ranks_of_other_meshes_are_not_confused():
+def test_ranks_of_successive_meshes_are_not_confused():
     full = torch.arange(7.0)
     for num_ranks in (2, 4, 3, 2):
         sizes = run_ranks_in_threads(
@@ -417,7 +417,7 @@ def test_a_deadlock_reports_what_each_rank_waits_for():
         on_two(function)
 
 
-def test_collectives_in_another_order_on_two_groups_are_a_standstill():
+def test_collectives_in_another_order_on_two_groups_are_a_deadlock():
     def function(rank, mesh):
         axes = ("a", "b") if rank in (0, 3) else ("b", "a")
         for axis in axes:

@@ -127,7 +127,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "all_gather piece": (
         lambda: dist.all_gather(empties(7), ones(8)),
         "c10d.allgather_",
-        "this rank's piece of the output list has 7 elements and the tensor it stands for has 8",
+        "this rank's tensor in the output list has 7 elements and the tensor it stands for has 8",
     ),
     "all_gather_into_tensor": (
         lambda: dist.all_gather_into_tensor(empty(31), ones(8)),
@@ -146,7 +146,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
             [[empty(8), empty(3)] for _ in range(4)], [ones(8), ones(4)]
         ),
         "c10d.allgather_coalesced_",
-        "this rank's piece of the output list has 3 elements and the tensor it stands for has 4",
+        "this rank's tensor in the output list has 3 elements and the tensor it stands for has 4",
     ),
     "coalesced all_gather": (
         coalesced(lambda: dist.all_gather_into_tensor(empty(31), ones(8))),
@@ -161,7 +161,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "gather piece": (
         lambda: dist.gather(ones(8), empties(7), dst=0),
         "c10d.gather_",
-        "this rank's piece of the output list has 7 elements and the tensor it stands for has 8",
+        "this rank's tensor in the output list has 7 elements and the tensor it stands for has 8",
     ),
     "functional gather into a given tensor": (
         lambda: functional.all_gather_into_tensor_out(ones(8), NUM_RANKS, name(), out=empty(31)),
@@ -179,7 +179,7 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "reduce_scatter piece": (
         lambda: dist.reduce_scatter(empty(8), empties(7)),
         "c10d.reduce_scatter_",
-        "this rank's piece of the input list has 7 elements and the tensor it stands for has 8",
+        "this rank's tensor in the input list has 7 elements and the tensor it stands for has 8",
     ),
     "reduce_scatter_tensor": (
         lambda: dist.reduce_scatter_tensor(empty(7), ones(32)),
@@ -199,7 +199,7 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "scatter piece": (
         lambda: dist.scatter(empty(8), empties(7), src=0),
         "c10d.scatter_",
-        "this rank's piece of the input list has 7 elements and the tensor it stands for has 8",
+        "this rank's tensor in the input list has 7 elements and the tensor it stands for has 8",
     ),
     "functional reduce_scatter": (
         lambda: functional.reduce_scatter_tensor(ones(7), "sum", NUM_RANKS, name()),
@@ -239,7 +239,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
         "c10d.alltoall_",
         "its input list has 5 tensors for 4 ranks",
     ),
-    "all_to_all own piece": (
+    "all_to_all own part": (
         lambda: dist.all_to_all(empties(2), empties(3)),
         "c10d.alltoall_",
         "this rank sends itself 3 elements and expects 2 from itself",
@@ -279,7 +279,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
         "c10d.alltoall_base_",
         "its output split sizes include -4",
     ),
-    "all_to_all_single own piece": (
+    "all_to_all_single own part": (
         lambda: dist.all_to_all_single(empty(8), ones(8), [1, 1, 1, 5], [2, 2, 2, 2]),
         "c10d.alltoall_base_",
         "this rank sends itself 2 elements and expects 1 from itself",
@@ -304,7 +304,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
         "_c10d_functional.all_to_all_single",
         "its input split sizes sum to 4, and dim 0 has size 8",
     ),
-    "functional own piece": (
+    "functional own part": (
         lambda: funcol.all_to_all_single(ones(8), [1, 2, 2, 2], [2] * 4, default_group()),
         "_c10d_functional.all_to_all_single",
         "this rank sends itself 2 elements and expects 1 from itself",
@@ -412,14 +412,14 @@ def test_nothing_is_refused_outside_a_simulated_world() -> None:
             "from 1 to 2 elements",
         ),
     ],
-    ids=["send to itself", "receive from itself", "empty list", "uneven pieces"],
+    ids=["send to itself", "receive from itself", "empty list", "uneven tensors"],
 )
 def test_what_gloo_refuses_is_refused(call: Callable[[], object], fact: str) -> None:
     with simulate(mesh={"dp": 4}, rank=1), pytest.raises(CollectiveError, match=fact):
         call()
 
 
-def test_batch_may_hold_both_ends() -> None:
+def test_a_batch_may_contain_both_ends_of_a_transfer() -> None:
     with simulate(mesh={"dp": 4}, rank=1), trace() as t:
         dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, torch.ones(1), 1), dist.P2POp(dist.irecv, torch.ones(1), 1)]

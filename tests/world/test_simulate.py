@@ -342,7 +342,7 @@ def test_device_may_be_torchs_own_object() -> None:
         assert world.mesh.device_type == "cpu"
 
 
-def test_sizes_and_ranks_may_be_numbers_of_other_makes() -> None:
+def test_sizes_and_ranks_may_be_numpy_integers() -> None:
     numpy = pytest.importorskip("numpy")
     with simulate({"dp": numpy.int64(4)}, rank=numpy.int32(3)) as world:
         assert (world.size, world.rank, dist.get_rank()) == (4, 3, 3)
@@ -387,7 +387,7 @@ def test_asking_for_data_that_is_not_there_is_explained() -> None:
     assert "tensors have no data after materialize()" in raised.value.__notes__[0]
 
 
-def test_worlds_of_several_threads_do_not_meet() -> None:
+def test_worlds_of_several_threads_do_not_interfere() -> None:
     outcomes: list[str] = []
 
     def visit() -> None:
@@ -437,7 +437,7 @@ def test_models_that_share_a_parameter_share_it_still() -> None:
         assert first.bias is not second.bias
 
 
-def test_a_world_in_a_process_that_debugs_in_detail_does_not_wait_for_others() -> None:
+def test_a_world_with_torch_distributed_debug_detail_does_not_wait_for_other_ranks() -> None:
     level = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:

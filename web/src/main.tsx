@@ -1,4 +1,4 @@
-/** Reads the page out of the document and draws it. */
+/** Reads the page's data from the document and renders it. */
 import { render } from "preact";
 import "./styles/theme.css";
 import "./styles/base.css";
@@ -6,7 +6,7 @@ import "./styles/shell.css";
 import "./styles/parts.css";
 import "./styles/table.css";
 import { App } from "./shell/app";
-import { Failure } from "./shell/failure";
+import { ErrorMessage } from "./shell/error_boundary";
 import { page, parsePage } from "./store/page";
 import { followAddress } from "./store/route";
 import { followTheme } from "./store/theme";
@@ -19,7 +19,7 @@ function start(): void {
   try {
     page.value = parsePage(document.getElementById("page")?.textContent);
   } catch (error) {
-    render(<Failure error={error} />, root);
+    render(<ErrorMessage error={error} />, root);
     return;
   }
   document.title = page.value.run.title;

@@ -47,7 +47,7 @@ def explain_stdout(reason: str) -> str:
     """One sentence on a standard output that cannot be used."""
     return (
         f"standard output cannot be written: {reason}. "
-        f"Redirect it to a place with room, or to /dev/null."
+        f"Redirect it to a disk with free space, or to /dev/null."
     )
 
 

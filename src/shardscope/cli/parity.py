@@ -61,7 +61,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     "batch_axes",
     metavar="AXIS",
     multiple=True,
-    show_default="none: every rank gets the whole batch",
+    show_default="none: every rank gets the full batch",
     help="Mesh axis over which the batch is sharded; may be repeated.",
 )
 @click.option(

@@ -79,7 +79,7 @@ class _SpanRecorder:
                 self._keep(span)
         except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             raise_if_from_signal(error)
-            fact = f"a span could not be written down ({error!r})"
+            fact = f"a span could not be recorded ({error!r})"
             self._recorder.report_gap("phases", fact, is_loss=True)
 
     @property
@@ -101,7 +101,7 @@ class _SpanRecorder:
             self._emit_begin(begin)
         except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             raise_if_from_signal(error)
-            fact = f"the beginning of a span could not be written down ({error!r})"
+            fact = f"the beginning of a span could not be recorded ({error!r})"
             self._recorder.report_gap("phases", fact)
 
     def set_rank(self, rank: int) -> None:

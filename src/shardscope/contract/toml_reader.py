@@ -102,7 +102,7 @@ class TomlLocation:
             if key not in allowed:
                 where = f" in [{self.name}]" if self._path else ""
                 raise self.at(key).fail(
-                    f"'{key:.60}' means nothing{where}. {name_nearest(key, allowed)}"
+                    f"Unknown key '{key:.60}'{where}. {name_nearest(key, allowed)}"
                 )
 
     @property

@@ -92,7 +92,7 @@ def _check_world(place: str, spans: Spans, world_size: int, name: str) -> None:
             )
     if (num_ranks := count_ranks(spans)) > world_size:
         raise RecordingError(
-            f"'{name}' names {num_ranks} ranks at {place}, some of them twice, for its world size "
+            f"'{name}' names {num_ranks} ranks at {place}, some of them twice: its world size "
             f"is {world_size}. {_REMEDY}"
         )
 

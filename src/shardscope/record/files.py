@@ -314,8 +314,7 @@ def _write_pieces(file: IO[bytes], pieces: Iterable[bytes], *, is_compressed: bo
 def _explain_output(path: str | os.PathLike[str], error: Exception) -> str:
     reason = (isinstance(error, OSError) and error.strerror) or str(error)
     return (
-        f"cannot write '{os.fspath(path)}': {reason}. "
-        f"Choose a place that can be written and has room."
+        f"cannot write '{os.fspath(path)}': {reason}. Choose a writable location with free space."
     )
 
 

@@ -199,8 +199,7 @@ def _open(path: str, *, force: bool) -> int:
 
 def _explain_stream(path: str, reason: str) -> str:
     return (
-        f"cannot write the stream '{path}': {reason}. "
-        f"Choose a place that can be written and has room."
+        f"cannot write the stream '{path}': {reason}. Choose a writable location with free space."
     )
 
 

@@ -68,7 +68,7 @@ def _check_scattered(call: CollectiveCall, size: int) -> None:
                     call,
                     f"dim 0 of its input has size {tensor.shape[0]}, "
                     f"which {size} ranks cannot divide evenly",
-                    "Pad the tensor, or use a list of uneven pieces.",
+                    "Pad the tensor, or use a list of tensors of different sizes.",
                 )
     elif _is_list_form(call):
         if call.inputs:
@@ -120,7 +120,7 @@ def _check_list(
     if own.numel() != tensor.numel():
         refuse(
             call,
-            f"this rank's piece of the {side} list has {own.numel()} elements "
+            f"this rank's tensor in the {side} list has {own.numel()} elements "
             f"and the tensor it stands for has {tensor.numel()}",
             "Make the two the same size.",
         )
@@ -131,8 +131,8 @@ def _check_even(call: CollectiveCall) -> None:
     if len(sizes) > 1:
         refuse(
             call,
-            f"the pieces of its input list have from {sizes[0]} to {sizes[-1]} elements",
-            "Scatter pieces of one size; pad the smaller ones.",
+            f"the tensors in its input list have from {sizes[0]} to {sizes[-1]} elements",
+            "Scatter tensors of one size; pad the smaller ones.",
         )
 
 
@@ -146,7 +146,7 @@ def _check_exchanged(call: CollectiveCall, size: int) -> None:
         refuse(
             call,
             f"this rank sends itself {sent[own]} elements and expects {received[own]} from itself",
-            "Make its own piece of the input and of the output the same size.",
+            "Make its own part of the input and of the output the same size.",
         )
 
 
@@ -276,7 +276,7 @@ def check_call(call: CollectiveCall) -> None:
 def _check_peer(call: CollectiveCall) -> None:
     size = call.group.size()
     if call.kind is _K.RECV and size == 1:
-        refuse(call, "this rank is alone in the group", "Receive only where someone can send.")
+        refuse(call, "this rank is alone in the group", "Receive only in groups with another rank.")
     role = _ROLES.get(call.kind, "root")
     if call.kind in _ROLES and call.peer == call.group.rank() and not _is_batched():
         refuse(

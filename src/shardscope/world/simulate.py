@@ -226,7 +226,7 @@ def _exclusive_world() -> Iterator[None]:
     """Refuse a second world in this process: all threads share the default process group."""
     if not _world_lock.acquire(blocking=False):
         raise WorldError(
-            f"simulate() was called inside another simulated world ({_current or 'on its way'}). "
+            f"simulate() was called inside another simulated world ({_current or 'being set up'}). "
             "Leave that one first: worlds cannot be nested."
         )
     try:

@@ -32,17 +32,17 @@ def test_crossref_catches_a_wrong_fake_of_a_custom_op(options: dict[str, str] | 
 
 
 @pytest.mark.parametrize("check", ["custom_ops", "all"])
-def test_crossref_lets_a_true_fake_pass(check: str) -> None:
+def test_crossref_accepts_a_correct_fake(check: str) -> None:
     options = {"check": check}
     assert compiled_with(CROSSREF, honest, options)(torch.ones(2)).tolist() == [2, 2]
 
 
-def test_crossref_lets_a_wrong_fake_pass_when_off() -> None:
+def test_crossref_accepts_a_wrong_fake_if_it_is_off() -> None:
     compiled = compiled_with(CROSSREF, lambda x: misjudged(x).sin(), {"check": "off"})
     assert compiled(torch.ones(2)).dtype == torch.float64
 
 
-def test_crossref_checks_ops_of_torchs_own_if_told_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crossref_checks_torchs_own_ops_if_check_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing of aten's is wrong on purpose: which ops the check is asked of is what differs.
     asked: list[tuple[str, bool]] = []
 
@@ -191,7 +191,7 @@ def test_torchscript_runs_where_torchs_own_fails(name: str) -> None:
     torch.testing.assert_close(tuple(compiled), tuple(run(None)))
 
 
-def test_torchscript_catches_what_it_has_no_words_for() -> None:
+def test_torchscript_reports_what_it_cannot_represent() -> None:
     def choose(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 

@@ -21,7 +21,7 @@ def compiled_with(backend: str, function: Any, options: dict[str, Any] | None = 
     return torch.compile(function, backend=f"shardscope_{backend}", options=options)
 
 
-def test_eager_lets_all_pass_that_runs() -> None:
+def test_eager_accepts_every_graph_that_runs() -> None:
     assert compiled_with("eager", lying)(torch.ones(2)).tolist() == [4, 4]
     assert compiled_with("eager", misjudged)(torch.ones(2)).dtype == torch.float64
 
@@ -56,14 +56,14 @@ def test_eager_noexcept_begins_with_the_message_given_and_lets_interrupts_pass()
         run_graph(torch.ones(2))
 
 
-def test_eager_debug_catches_a_lying_schema_and_lets_a_true_one_pass() -> None:
+def test_eager_debug_reports_a_wrong_schema_and_accepts_a_correct_one() -> None:
     with pytest.raises(RuntimeError, match="not defined as mutable but was mutated") as caught:
         compiled_with("eager_debug", lying)(torch.ones(2))
     assert "backend_cases.lying" in str(caught.value)
     assert compiled_with("eager_debug", honest)(torch.ones(2)).tolist() == [2, 2]
 
 
-def test_eager_debug_lets_a_wrong_fake_pass_and_ops_that_take_functions() -> None:
+def test_eager_debug_accepts_a_wrong_fake_and_ops_that_take_functions() -> None:
     assert compiled_with("eager_debug", misjudged)(torch.ones(2)).dtype == torch.float64
 
     def choose(x: Tensor) -> Tensor:

@@ -234,7 +234,7 @@ def test_dtypes_stay(stage: str) -> None:
     assert (half.dtype, long.dtype, number.dtype) == (torch.half, torch.long, torch.complex64)
 
 
-def test_whole_numbers_are_off_by_one_at_least() -> None:
+def test_integers_are_off_by_at_least_one() -> None:
     (off,) = outputs("accuracy_error", at("graph", "+", by=-0.01), lambda x: x + 1, torch.arange(3))
     assert off.tolist() == [-1, -1, -1]
 
@@ -261,7 +261,7 @@ def test_sums_of_sizes_are_no_ops() -> None:
     assert compiled(torch.ones(4, 4)).shape == (16,)
 
 
-def test_an_input_that_is_not_a_leaf_is_a_compile_error_if_told() -> None:
+def test_an_input_that_is_not_a_leaf_is_a_compile_error_if_requested() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (torch.relu(x),))
     idle = torch.fx.symbolic_trace(lambda x: (x,))
     leaf = torch.ones(2, requires_grad=True)
@@ -271,7 +271,7 @@ def test_an_input_that_is_not_a_leaf_is_a_compile_error_if_told() -> None:
     assert backends.fault_non_leaf(idle, [leaf * 2])(leaf)[0] is leaf
 
 
-def test_two_faults_at_once_do_not_meet() -> None:
+def test_two_faults_at_once_do_not_interfere() -> None:
     torch.compiler.reset()
     options = at("decomposed", "relu")
     nan = torch.compile(torch.relu, backend="shardscope_fault_nan", options=options)

@@ -80,7 +80,7 @@ def test_every_backend_refuses_options_and_modes_it_does_not_know(name: str) -> 
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_what_is_right(
+def test_errors_on_options_list_the_accepted_options(
     name: str, options: dict[str, Any] | None, sentence: str
 ) -> None:
     with pytest.raises(BackendError, match=sentence):

@@ -218,7 +218,7 @@ def test_relu_faults_do_no_harm_without_relu() -> None:
         assert torch.compile(torch.neg, backend=backend)(torch.ones(2)).tolist() == [-1, -1]
 
 
-def test_in_place_relus_are_wrong_for_whoever_holds_the_tensor() -> None:
+def test_in_place_relus_are_wrong_for_every_reference_to_the_tensor() -> None:
     def keep(x: Tensor) -> Any:
         y, z = x * 1, x * 1
         y.relu_()

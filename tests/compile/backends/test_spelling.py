@@ -148,7 +148,7 @@ def own(x: Tensor) -> Tensor:
     ],
     ids=without_address,
 )
-def test_what_is_no_op_is_refused(op: Any) -> None:
+def test_a_name_that_is_not_an_op_is_refused(op: Any) -> None:
     with pytest.raises(
         BackendError, match=r"is not an op that torch has\..* Write it as you would"
     ):
@@ -215,7 +215,7 @@ def test_modules_that_were_not_inlined_are_ops_too() -> None:
     assert names == [None, "linear", "relu", None]
 
 
-def test_functions_of_the_users_are_no_ops_whatever_their_name() -> None:
+def test_user_functions_are_not_ops_whatever_their_name() -> None:
     def relu(x: Tensor) -> Tensor:
         return x
 

@@ -58,7 +58,9 @@ def test_a_crash_is_traced_to_its_op_by_workers_that_die(workers: HomeWorkers) -
     assert client.last_phase == "running"
 
 
-def test_a_hang_is_traced_to_its_op_with_less_patience_from_then_on(workers: HomeWorkers) -> None:
+def test_a_hang_is_traced_to_its_op_with_a_shorter_timeout_from_then_on(
+    workers: HomeWorkers,
+) -> None:
     client = ask(workers, models.sleeps)
     at_first = client.run_s
     failure = search(client, models.sleeps)

@@ -261,7 +261,7 @@ def test_an_error_that_only_a_graph_alone_has_is_no_fault_of_the_compiler(
 
     result = diagnose(jagged, numbers(8, 2), backend="aot_eager", folder=folder)
     assert result.condition is Condition.FINE, result.diagnosis.fact
-    assert "Graph 0 could not be judged alone" in result.diagnosis.notes[0]
+    assert "Graph 0 could not be compared by itself" in result.diagnosis.notes[0]
     assert "results agree" in result.diagnosis.fact
     assert not folder.exists()
 
@@ -278,7 +278,7 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_entire_function(
     (suspect,) = result.diagnosis.suspects
     assert (result.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
     assert result.diagnosis.is_verified, result.diagnosis.notes
-    assert result.diagnosis.notes[-1] == "The script contains the whole function."
+    assert result.diagnosis.notes[-1] == "The script contains the entire function."
 
 
 @pytest.mark.parametrize(
@@ -289,14 +289,14 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_entire_function(
         ("eager", "Report it."),
     ],
 )
-def test_no_backend_is_a_remedy_for_itself(backend: str, remedy: str) -> None:
+def test_the_remedy_never_suggests_the_failing_backend(backend: str, remedy: str) -> None:
     diagnosis = Diagnosis(
         rank=0, target="f", backend=backend, condition=Condition.RUNTIME_ERROR, fact="it fails"
     )
     assert make_recording(diagnosis).findings[0].remedy == remedy
 
 
-def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
+def test_attributes_of_user_objects_are_compared(workers: HomeWorkers, folder: Path) -> None:
     def two_faced(x: torch.Tensor) -> SimpleNamespace:
         return SimpleNamespace(y=x + 1 if torch.compiler.is_compiling() else x)
 
@@ -319,7 +319,7 @@ def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
     assert "Unsupported" in result.diagnosis.error
 
 
-def test_a_function_that_cannot_travel_has_its_graphs_checked(
+def test_a_function_that_cannot_be_pickled_has_its_graphs_checked(
     workers: HomeWorkers, folder: Path
 ) -> None:
     lock = threading.Lock()
@@ -381,7 +381,7 @@ def test_a_repro_never_takes_the_place_of_a_file_of_the_users(
 ) -> None:
     folder.mkdir()
     (folder / name).write_text("import torch  # mine")
-    with pytest.raises(OutputError, match=f"has a {name} that no diagnosis wrote"):
+    with pytest.raises(OutputError, match=f"has a {name} that was not written by a diagnosis"):
         diagnose(nn.ReLU(), numbers(3), folder=folder, **fault("nan", "relu"))
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [
         (name, "import torch  # mine")

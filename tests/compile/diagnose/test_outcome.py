@@ -26,7 +26,7 @@ from shardscope.compile.diagnose.accuracy.outcome import find_cause, make_signat
         ),
     ],
 )
-def test_names_numbers_and_shapes_do_not_tell_failures_apart(left, right):
+def test_names_numbers_and_shapes_do_not_distinguish_failures(left, right):
     assert make_signature(ValueError(left)) == make_signature(ValueError(right))
 
 

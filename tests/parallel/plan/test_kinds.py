@@ -152,7 +152,7 @@ class Gains(nn.Module):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_class_of_ones_own_is_known_by_its_bases_or_its_tensors(
+def test_a_custom_class_is_recognized_by_its_bases_or_tensors(
     module: nn.Module, dims: dict[str, int]
 ) -> None:
     resolved = resolve({"own": Colwise()}, index_model(nn.ModuleDict({"own": module})), {"tp": 2})

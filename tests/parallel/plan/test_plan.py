@@ -141,7 +141,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         ({"a": "colwize"}, "entry 'a' gives 'colwize', which is not a style. Did you mean 'colw"),
         ({"a": "tensor"}, "which is not a style. Give 'colwise', 'rowwise', 'sequence'"),
         ({"a": "local"}, "keeps the weights replicated: here it has no effect. Remove it"),
-        ({"a": "ep_router"}, "hands tokens to experts. Give the placement"),
+        ({"a": "ep_router"}, "routes tokens to experts. Give the placement"),
         ({"a": 3}, "entry 'a' gives int, which is neither a style nor a placement"),
         ({"a": None}, "entry 'a' gives NoneType, which is neither"),
         ({"a": []}, "entry 'a' has no style. Give one"),
@@ -166,7 +166,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         (["a"], "The plan is list, not a mapping"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_remedy(entry: Any, sentence: str) -> None:
+def test_invalid_entries_are_refused_with_a_remedy(entry: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Plan(entry)
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_meant_is_refused_with_a_remedy(entry: Any, sentence: str
         ([Shard(0)], "plan's inputs is list, not a mapping"),
     ],
 )
-def test_inputs_that_cannot_be_meant_are_refused(values: Any, sentence: str) -> None:
+def test_invalid_inputs_are_refused(values: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Plan({}, inputs=values)
 

@@ -61,7 +61,7 @@ def make_more() -> dict[str, Tensor]:
     return {"a": torch.ones(2, 4), "b": torch.full((2, 4), 3.0)}
 
 
-def test_nests_go_in_and_come_out_as_the_model_has_them() -> None:
+def test_nested_inputs_and_outputs_have_the_models_structure() -> None:
     model, x = Many(), torch.randn(2, 4)
     module = alone(copy.deepcopy(model), x, more=make_more())
     expected, actual = model(x, more=make_more()), module(x, more=make_more())

@@ -58,7 +58,7 @@ def test_classes_and_marks_of_modules_are_compared():
     ]
 
 
-def test_ranks_that_hold_other_pieces_are_named():
+def test_ranks_that_hold_different_shards_are_named():
     def recorded(last_rows: int):
         rows = {(RankSpan(0, 3),): 3, (RankSpan(3),): last_rows}
         modules = [

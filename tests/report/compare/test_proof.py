@@ -23,7 +23,7 @@ from shardscope.record import (
 from shardscope.report.compare.changes import Area
 
 
-def test_parity_compares_verdicts_and_where_versions_part():
+def test_parity_compares_verdicts_and_divergences():
     def verdict(name: str, agreement: Agreement) -> TensorVerdict:
         return TensorVerdict(name=name, kind=TensorKind.GRADIENT, agreement=agreement)
 

@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("width", [8, 9], ids=["even", "uneven"])
 @pytest.mark.parametrize("rank", [0, 5])
-def test_pieces_are_placed_as_by_torch(width: int, rank: int) -> None:
+def test_shards_are_placed_as_by_torch(width: int, rank: int) -> None:
     with simulate({"dp": 2, "tp": 3}, rank=rank) as world:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         model = parallelize_module(Net(width), world.mesh["tp"], plan)
@@ -41,8 +41,8 @@ def test_pieces_are_placed_as_by_torch(width: int, rank: int) -> None:
         ours, torchs = sharding.drawings[drawing], draw_layout(layouts[name])
         pieces = [
             sorted(
-                (piece.top, piece.left, piece.width, piece.height, piece.ranks)
-                for piece in drawn.pieces
+                (shard.top, shard.left, shard.width, shard.height, shard.ranks)
+                for shard in drawn.shards
             )
             for drawn in (ours, torchs)
         ]

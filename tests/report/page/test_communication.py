@@ -1,4 +1,4 @@
-"""Collectives on a page: columns, sums, reasons, and who sends to whom."""
+"""Collectives on a page: columns, sums, causes, and traffic between ranks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_sums_are_of_the_busiest_rank() -> None:
     ]
 
 
-def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
+def test_causes_are_listed_most_expensive_first_with_source_line_and_modules() -> None:
     line = Source(file="a.py", line=1)
     calls = (
         make_collective(order=0, cause=Call(api="dist.all_reduce"), wire_bytes=10),
@@ -112,12 +112,12 @@ def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
     )
     page = build_page(make_recording(calls))
     assert page.communication is not None
-    first, second = page.communication.reasons
+    first, second = page.communication.cause_rows
     assert (first.what, first.count, first.wire_bytes) == ("all_reduce[world]", 2, 140)
     assert (first.is_implicit, second.is_implicit) == (True, False)
     assert [page.modules.path[at] for at in first.modules] == ["a", "b"]
     assert (first.source, second.source) == (0, -1)
-    assert page.communication.causes[second.words] == "call of dist.all_reduce"
+    assert page.communication.causes[second.cause] == "call of dist.all_reduce"
 
 
 def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.Mo
     assert view.calls.rank == (0, 0)
     assert view.left_out == (
         "Of 16 collectives, these are those of rank 0: "
-        "each other rank issued the same as one of these."
+        "every other rank issued the same collectives as one of these."
     )
     view = read(make_ranks(8, [{}] * 6))
     assert view.calls.rank == (0,) * 5
@@ -157,7 +157,7 @@ def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(timings, "_MAX_SPANS", 2)
     communication = read(recording)
     assert communication.spans.duration_ns == (100, 300)
-    assert communication.left_out == "Of 3 timed stretches, the 2 longest are drawn."
+    assert communication.left_out == "Of 3 timed spans, the 2 longest are drawn."
 
 
 GROUPS = (
@@ -221,7 +221,7 @@ def test_rows_add_up_to_the_bytes_each_rank_sent() -> None:
 def test_the_note_says_what_the_matrix_does_not_know() -> None:
     communication = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
     assert communication.matrix_note == (
-        "As rings send: each rank to the next in its group. Only 1 of 8 ranks was recorded: "
+        "Ring estimate: each rank sends to the next in its group. Only 1 of 8 ranks was recorded: "
         "other rows are empty. 1 call left out: their destination was not recorded."
     )
 

@@ -77,7 +77,7 @@ def test_ranks_that_compiled_the_same_share_an_explanation() -> None:
     compiler = read(explanations=(explain(0), explain(1), explain(2, failure="it raised")))
     first, second = compiler.explanations
     assert (first.ranks, second.ranks, second.failure) == ("0-1", "2", "it raised")
-    assert first.words == (
+    assert first.summary == (
         "2 graphs with 2 ops; 1 break site, 2 breaks; 0 recompilations; 0 skipped functions."
     )
     assert [stage.total_ns for stage in first.stages] == [100]
@@ -167,7 +167,7 @@ def test_tensors_that_differ_come_first() -> None:
     (parity,) = page.proof.parity
     assert (parity.tensors.name, parity.tensors.is_fine) == (("b", "a", "c"), (False, True, True))
     assert parity.tensors.agreement[0] == "ranks disagree"
-    assert (parity.is_fine, parity.words.startswith("1 of 3 tensors differ")) == (False, True)
+    assert (parity.is_fine, parity.summary.startswith("1 of 3 tensors differ")) == (False, True)
 
 
 def test_collectives_that_were_put_in_fold_over_layers() -> None:

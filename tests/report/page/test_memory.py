@@ -86,7 +86,7 @@ def test_a_long_curve_keeps_the_highest_of_each_stretch() -> None:
     assert curve.order[curve.peak] == 7
 
 
-def test_a_peak_that_no_sample_is_of_is_where_most_was_held() -> None:
+def test_a_peak_between_samples_is_shown_at_the_highest_sample() -> None:
     (curve,) = read(profile(sample(0, gathered=1), sample(4, gathered=3), peak_order=3))
     assert curve.order[curve.peak] == 4
     (curve,) = read(MemoryProfile(rank=0, peak_bytes=1, peak_order=0, peak_phase=Phase.FORWARD))

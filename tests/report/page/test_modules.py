@@ -70,7 +70,7 @@ def column(modules: Modules, name: str) -> dict[str, Any]:
     return dict(zip(modules.path, getattr(modules, name), strict=True))
 
 
-def test_modules_stand_in_the_order_of_a_walk() -> None:
+def test_modules_are_in_tree_order() -> None:
     modules = read(make_model())
     assert modules.path == NAMES
     assert modules.label == ("Net", "layers", "0", "up", "1", "up", "head")
@@ -142,10 +142,10 @@ def test_identical_layers_fold_into_the_first() -> None:
     calls = tuple(call(f"layers.{i}.up", Phase.FORWARD, 10, order=i) for i in range(2))
     modules = read(make_model(calls=calls))
     first, second = modules.path.index("layers.0"), modules.path.index("layers.1")
-    assert (modules.alike[first], modules.repeat[first]) == (first, 2)
-    assert (modules.alike[second], modules.repeat[second]) == (first, 1)
+    assert (modules.first_identical[first], modules.repeat[first]) == (first, 2)
+    assert (modules.first_identical[second], modules.repeat[second]) == (first, 1)
     unchanged_positions = [at for at in range(len(NAMES)) if at != second]
-    assert [modules.alike[at] for at in unchanged_positions] == unchanged_positions
+    assert [modules.first_identical[at] for at in unchanged_positions] == unchanged_positions
 
 
 def _finding(subject: str) -> Finding:
@@ -177,7 +177,7 @@ def _finding(subject: str) -> Finding:
 def test_a_layer_that_differs_does_not_fold(changes: dict[str, Any]) -> None:
     modules = read(make_model(**changes))
     second = modules.path.index("layers.1")
-    assert modules.alike[second] == second
+    assert modules.first_identical[second] == second
 
 
 def test_findings_are_counted_where_they_are() -> None:
@@ -237,7 +237,7 @@ def test_metrics_are_the_busiest_ranks_where_ranks_differ() -> None:
     assert not uneven["layers"]  # of the ranks that said anything there, all said the same
 
 
-def test_marks_are_words() -> None:
+def test_marks_are_described_in_words() -> None:
     marks = (
         Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",)),
         Mark(kind=MarkKind.TENSOR_PARALLEL, detail="ColwiseParallel"),

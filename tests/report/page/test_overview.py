@@ -43,7 +43,7 @@ def finding(subject: str = "x", **changes: Any) -> Finding:
 def test_the_title_names_the_model_and_its_mesh(llama: Recording) -> None:
     run = build_page(llama).run
     assert run.title == "Llama on dp=128 × tp=8"
-    assert (run.ranks, run.reality, run.world_size) == ("rank 0 of 1,024", "simulated", 1024)
+    assert (run.ranks, run.world, run.world_size) == ("rank 0 of 1,024", "simulated", 1024)
     assert [(axis.name, axis.size) for axis in run.mesh] == [("dp", 128), ("tp", 8)]
 
 
@@ -101,7 +101,7 @@ def test_traffic_is_shown_per_rank() -> None:
     assert values["sent per rank"].view == "communication"
 
 
-def test_a_trace_of_silence_says_so() -> None:
+def test_a_trace_without_collectives_is_stated() -> None:
     run = make_run(instruments=("trace",))
     assert facts(make_recording(run=run))["collectives per rank"].value == "0"
 

@@ -54,7 +54,7 @@ def check(page: Page) -> None:
         _check_columns(parameters, len(parameters.name))
         drawings = (*parameters.drawing, *(layout.drawing for layout in page.sharding.layouts))
         assert all(-1 <= at < len(page.sharding.drawings) for at in drawings)
-        assert all(len(drawing.pieces) <= 64 for drawing in page.sharding.drawings)
+        assert all(len(drawing.shards) <= 64 for drawing in page.sharding.drawings)
     for curve in page.memory:
         assert {len(column) for column in (*curve.num_bytes, curve.module)} <= {len(curve.order)}
         assert all(0 <= row.kind < len(curve.kinds) for row in curve.at_peak)
@@ -71,9 +71,9 @@ def _check_tree(page: Page) -> None:
     for at, parent in enumerate(modules.parent):
         assert -1 <= parent < at
         assert at < modules.end[at] <= (modules.end[parent] if parent >= 0 else len(modules.path))
-        assert modules.alike[at] <= at
-        assert modules.alike[modules.alike[at]] == modules.alike[at]
-        assert modules.parent[modules.alike[at]] == parent
+        assert modules.first_identical[at] <= at
+        assert modules.first_identical[modules.first_identical[at]] == modules.first_identical[at]
+        assert modules.parent[modules.first_identical[at]] == parent
     for columns in (modules.own_count, modules.total_count, modules.total_wire_bytes):
         assert {len(row) for row in columns} <= {len(modules.phases)}
 
@@ -85,7 +85,6 @@ def _check_communication(communication: Communication) -> None:
         "phase": communication.phases,
         "cause": communication.causes,
         "dtype": communication.dtypes,
-        "words": communication.causes,
         "group": communication.groups,
     }
     _check_columns(communication.calls, len(communication.calls.rank), apart={"start_ns"})
@@ -97,11 +96,11 @@ def _check_communication(communication: Communication) -> None:
             assert all(least <= at < len(lists[name]) for at in numbers(value)), (record, name)
 
 
-def test_positions_are_of_something_in_every_shape(any_recording: Recording) -> None:
+def test_positions_are_valid_for_every_recording(any_recording: Recording) -> None:
     check(build_page(any_recording))
 
 
-def test_positions_are_of_something_where_names_attack() -> None:
+def test_positions_are_valid_for_hostile_names() -> None:
     check(build_page(make_hostile()))
 
 

@@ -70,14 +70,14 @@ def draw(shape: tuple[int, ...], placed: dict[str, str], mesh: dict[str, int]) -
 
 def rectangles(drawing: Drawing) -> list[tuple[str, str, float, float, float, float]]:
     return [
-        (piece.ranks, piece.indices, piece.left, piece.top, piece.width, piece.height)
-        for piece in drawing.pieces
+        (shard.ranks, shard.indices, shard.left, shard.top, shard.width, shard.height)
+        for shard in drawing.shards
     ]
 
 
 def test_rows_sharded_on_a_single_axis() -> None:
     drawing = draw((8, 4), {"tp": "Shard(0)"}, {"tp": 2})
-    assert drawing.words == "rows sharded 2 ways over tp"
+    assert drawing.description == "rows sharded 2 ways over tp"
     assert (drawing.vertical, drawing.horizontal, drawing.note) == ("dim 0: 8", "dim 1: 4", "")
     assert rectangles(drawing) == [
         ("0", "[0:4, :]", 0, 0, 1, 0.5),
@@ -87,13 +87,13 @@ def test_rows_sharded_on_a_single_axis() -> None:
 
 def test_column_shards_are_side_by_side() -> None:
     drawing = draw((8, 4), {"tp": "Shard(1)"}, {"tp": 2})
-    assert drawing.words == "columns sharded 2 ways over tp"
+    assert drawing.description == "columns sharded 2 ways over tp"
     assert rectangles(drawing)[1] == ("1", "[:, 2:4]", 0.5, 0, 0.5, 1)
 
 
 def test_two_axes_shard_two_dims() -> None:
     drawing = draw((8, 4), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 2, "tp": 2})
-    assert drawing.words == "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
+    assert drawing.description == "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
     assert rectangles(drawing) == [
         ("0", "[0:4, 0:2]", 0, 0, 0.5, 0.5),
         ("1", "[0:4, 2:4]", 0.5, 0, 0.5, 0.5),
@@ -104,22 +104,22 @@ def test_two_axes_shard_two_dims() -> None:
 
 def test_two_axes_shard_the_same_dim_nested() -> None:
     drawing = draw((8,), {"dp": "Shard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
-    assert [piece.indices for piece in drawing.pieces] == ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]
-    assert [piece.ranks for piece in drawing.pieces] == ["0", "1", "2", "3"]
+    assert [shard.indices for shard in drawing.shards] == ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]
+    assert [shard.ranks for shard in drawing.shards] == ["0", "1", "2", "3"]
     assert (drawing.vertical, drawing.horizontal) == ("", "dim 0: 8")
 
 
-def test_fsdp_over_tensor_parallelism_cuts_within_what_that_left() -> None:
+def test_fsdp_shards_within_tensor_parallel_shards() -> None:
     # torch: tp cuts rows in 0:4 and 4:8 first, then dp cuts each of these in two.
     drawing = draw((8, 4), {"dp": "StridedShard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
-    indices_by_ranks = {piece.ranks: piece.indices for piece in drawing.pieces}
+    indices_by_ranks = {shard.ranks: shard.indices for shard in drawing.shards}
     assert indices_by_ranks == {"0": "[0:2, :]", "1": "[4:6, :]", "2": "[2:4, :]", "3": "[6:8, :]"}
-    assert drawing.words == "rows sharded 2 ways over tp and again 2 ways over dp"
+    assert drawing.description == "rows sharded 2 ways over tp and again 2 ways over dp"
 
 
 def test_sizes_that_do_not_divide_are_sharded_like_torch_chunk() -> None:
     drawing = draw((7, 4), {"tp": "Shard(0)"}, {"tp": 4})
-    assert [piece.indices for piece in drawing.pieces] == [
+    assert [shard.indices for shard in drawing.shards] == [
         "[0:2, :]",
         "[2:4, :]",
         "[4:6, :]",
@@ -127,16 +127,16 @@ def test_sizes_that_do_not_divide_are_sharded_like_torch_chunk() -> None:
     ]
     assert drawing.note == "Dim 0 is sharded unevenly, in shards of 2 and 1."
     drawing = draw((3,), {"tp": "Shard(0)"}, {"tp": 4})
-    assert [piece.ranks for piece in drawing.pieces] == ["0", "1", "2"]
-    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 part with nothing."
+    assert [shard.ranks for shard in drawing.shards] == ["0", "1", "2"]
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 empty shard."
 
 
-def test_copies_and_parts_of_sums() -> None:
+def test_replicated_and_partial_placements() -> None:
     drawing = draw((8, 4), {"dp": "Replicate", "tp": "Shard(0)"}, {"dp": 4, "tp": 2})
-    assert drawing.words == "rows sharded 2 ways over tp, replicated over dp (4)"
-    assert [piece.ranks for piece in drawing.pieces] == ["0-6/2", "1-7/2"]
+    assert drawing.description == "rows sharded 2 ways over tp, replicated over dp (4)"
+    assert [shard.ranks for shard in drawing.shards] == ["0-6/2", "1-7/2"]
     drawing = draw((8, 4), {"tp": "Partial(sum)"}, {"tp": 2})
-    assert drawing.words == "partial sums over tp (2)"
+    assert drawing.description == "partial sums over tp (2)"
     assert rectangles(drawing) == [("0-1", "[:, :]", 0, 0, 1, 1)]
 
 
@@ -145,8 +145,8 @@ def test_three_dims_show_the_last_two_that_are_sharded() -> None:
     placed = {"a": "Shard(0)", "b": "Shard(1)", "c": "Shard(2)"}
     drawing = draw((4, 8, 4), placed, mesh)
     assert (drawing.vertical, drawing.horizontal) == ("dim 1: 8", "dim 2: 4")
-    assert drawing.words.startswith("dim 0 sharded 2 ways over a, dim 1 sharded")
-    assert [piece.ranks for piece in drawing.pieces] == ["0,4", "1,5", "2,6", "3,7"]
+    assert drawing.description.startswith("dim 0 sharded 2 ways over a, dim 1 sharded")
+    assert [shard.ranks for shard in drawing.shards] == ["0,4", "1,5", "2,6", "3,7"]
 
 
 @pytest.mark.parametrize(
@@ -155,57 +155,57 @@ def test_three_dims_show_the_last_two_that_are_sharded() -> None:
 def test_a_number_and_an_empty_tensor(shape: tuple[int, ...], note: str) -> None:
     placed = {"tp": "Shard(0)" if shape else "Replicate"}
     drawing = draw(shape, placed, {"tp": 2})
-    assert (len(drawing.pieces), drawing.note) == (not shape, note)
+    assert (len(drawing.shards), drawing.note) == (not shape, note)
 
 
-def test_pieces_cover_the_tensor_and_do_not_overlap() -> None:
+def test_shards_cover_the_tensor_and_do_not_overlap() -> None:
     mesh = {"dp": 3, "tp": 4}
     drawing = draw((50, 30), {"dp": "Shard(0)", "tp": "Shard(1)"}, mesh)
-    area = sum(piece.width * piece.height for piece in drawing.pieces)
+    area = sum(shard.width * shard.height for shard in drawing.shards)
     assert area == pytest.approx(1, abs=1e-4)
-    corners = sorted((piece.top, piece.left) for piece in drawing.pieces)
+    corners = sorted((shard.top, shard.left) for shard in drawing.shards)
     assert all(corner < next_corner for corner, next_corner in pairwise(corners))
 
 
-def test_too_many_pieces_show_the_coarser_sharding() -> None:
+def test_too_many_shards_show_the_coarser_sharding() -> None:
     drawing = draw((4096, 64), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 128, "tp": 8})
     assert drawing.note == "Each shard is split further in 128 along dp."
-    assert [piece.indices for piece in drawing.pieces][:2] == ["[:, 0:8]", "[:, 8:16]"]
-    assert drawing.pieces[1].ranks == "1-1017/8"
+    assert [shard.indices for shard in drawing.shards][:2] == ["[:, 0:8]", "[:, 8:16]"]
+    assert drawing.shards[1].ranks == "1-1017/8"
     drawing = draw((4096,), {"dp": "Shard(0)"}, {"dp": 128})
-    assert (drawing.pieces, drawing.note) == ((), "128 pieces are too many to draw.")
+    assert (drawing.shards, drawing.note) == ((), "128 shards are too many to draw.")
 
 
 def test_of_axes_that_shard_the_same_dim_the_first_is_drawn() -> None:
     # Strided: tp cuts first. Without it, dp's pieces would lie elsewhere.
     placed = {"dp": "StridedShard(0)", "tp": "Shard(0)"}
     drawing = draw((4096, 4), placed, {"dp": 4, "tp": 32})
-    assert len(drawing.pieces) == 32
+    assert len(drawing.shards) == 32
     assert drawing.note == "Each shard is split further in 4 along dp."
-    assert drawing.pieces[0].ranks == "0-96/32"
+    assert drawing.shards[0].ranks == "0-96/32"
 
 
 def test_a_flattened_axis_has_the_size_of_its_group_and_unnamed_ranks() -> None:
     flat = Group(name="f", torch_name="9", ranks=(RankSpan(0, 4),), num_ranks=4, axis="dp_cp")
     tensor = parameter((8,), {"dp_cp": "Shard(0)"})
     (drawing,) = read(hold(tensor, mesh={"dp": 2, "cp": 2}, groups=(flat,))).drawings
-    assert [piece.ranks for piece in drawing.pieces] == ["dp_cp 0", "dp_cp 1", "dp_cp 2", "dp_cp 3"]
+    assert [shard.ranks for shard in drawing.shards] == ["dp_cp 0", "dp_cp 1", "dp_cp 2", "dp_cp 3"]
     (drawing,) = read(hold(tensor, mesh={"dp": 2, "cp": 2}, groups=())).drawings
-    assert drawing.words == "elements sharded over dp_cp"
-    assert drawing.note == "How many ranks its mesh has is not known."
+    assert drawing.description == "elements sharded over dp_cp"
+    assert drawing.note == "The number of ranks of its mesh is not known."
 
 
 def test_a_stage_of_a_pipeline_holds_its_own_parameters() -> None:
     tensor = parameter((8,), {"tp": "Shard(0)"})
     mesh = {"pp": 2, "tp": 2}
     (drawing,) = read(hold(tensor, mesh=mesh, ranks=(2,), world_size=4)).drawings
-    assert [piece.ranks for piece in drawing.pieces] == ["2", "3"]
+    assert [shard.ranks for shard in drawing.shards] == ["2", "3"]
     recording = hold(tensor, mesh=mesh)
     everywhere = read(recording).drawings[0]
-    assert [piece.ranks for piece in everywhere.pieces] == ["0-2/2", "1-3/2"]
+    assert [shard.ranks for shard in everywhere.shards] == ["0-2/2", "1-3/2"]
     second = replace(recording.modules[0], ranks=(RankSpan(2, 2),))
     (drawing,) = read(replace(recording, modules=(second,))).drawings
-    assert [piece.ranks for piece in drawing.pieces] == ["2", "3"]
+    assert [shard.ranks for shard in drawing.shards] == ["2", "3"]
 
 
 def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
@@ -275,7 +275,7 @@ def test_a_layout_is_drawn_from_its_slices() -> None:
     table = read(make_recording(layouts=(layout,)))
     assert [(row.name, row.drawing) for row in table.layouts] == [("w", 0)]
     (drawing,) = table.drawings
-    assert [(piece.ranks, piece.top, piece.color) for piece in drawing.pieces] == [
+    assert [(shard.ranks, shard.top, shard.color) for shard in drawing.shards] == [
         ("0", 0, 0),
         ("0", 0.5, 0),
         ("1", 0.25, 1),
@@ -304,4 +304,4 @@ def test_a_parallel_program_shows_its_parameters() -> None:
     assert (table.placement, table.rule) == (("dp: Shard(0), tp: Replicate",), ("layers.*",))
     assert (table.global_bytes, table.local_bytes) == ((64,), (32,))
     assert page.modules.path == ("", "layers", "layers.0", "layers.0.up")
-    assert [piece.ranks for piece in page.sharding.drawings[0].pieces] == ["0-3", "4-7"]
+    assert [shard.ranks for shard in page.sharding.drawings[0].shards] == ["0-3", "4-7"]

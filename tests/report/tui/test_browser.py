@@ -91,7 +91,7 @@ def test_modules_are_walked_through_and_their_collectives_follow(llama):
     drive(llama, steps)
 
 
-def test_a_collective_tells_its_cause_line_and_ranks(llama):
+def test_a_collective_shows_its_cause_line_and_ranks(llama):
     async def steps(app, pilot):
         await pilot.press("tab", "down", "down")
         text = details(app)

@@ -1,4 +1,4 @@
-/** A word in the colour of what it means; the shape tells it too, for those who see no colour. */
+/** A word in the colour of its meaning; a shape shows the same without colour. */
 
 export type Tone = "bad" | "warn" | "info" | "good" | "quiet";
 
@@ -38,7 +38,7 @@ const SHAPES: Readonly<Record<Tone, string>> = {
   quiet: "M2 7h12v2H2Z",
 };
 
-/** What a severity, a verdict or an agreement means for its reader. */
+/** The tone of a severity, a verdict or an agreement. */
 export function toneOf(word: string): Tone {
   return TONES[word] ?? "quiet";
 }

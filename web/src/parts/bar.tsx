@@ -1,14 +1,14 @@
-/** A figure with a bar behind it, so that a column of them reads at a glance. */
+/** A figure with a bar that shows its share of the column's maximum. */
 
 interface Props {
   readonly value: number;
-  readonly most: number; // of the column
+  readonly max: number; // of the column
   readonly text: string;
   readonly color?: string;
 }
 
-export function Bar({ value, most, text, color }: Props) {
-  const share = most > 0 ? Math.min(Math.max(value / most, 0), 1) : 0;
+export function Bar({ value, max, text, color }: Props) {
+  const share = max > 0 ? Math.min(Math.max(value / max, 0), 1) : 0;
   return (
     <span class="bar">
       <span class={share > 0 ? "bar-track" : ""}>

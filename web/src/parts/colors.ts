@@ -1,22 +1,22 @@
-/** Colours that people who see few of them tell apart, in light and in dark (styles/theme.css has them). */
+/** Colours that are distinguishable with colour blindness, in light and dark (see styles/theme.css). */
 import { theme } from "../store/theme";
 
 const NUM_SERIES = 8;
 
-/** Colour of the nth thing of a list, for style sheets and SVG. */
-export function colorOf(index: number): string {
+/** Colour of the nth series, for style sheets and SVG; -1 is grey. */
+export function seriesColor(index: number): string {
   return index < 0 ? "var(--series-none)" : `var(--series-${(index % NUM_SERIES) + 1})`;
 }
 
-/** From nothing (0) to the most (1) in one hue; lightness alone tells it, so that it prints too. */
-export function heatOf(share: number): string {
+/** Colour from low (0) to high (1) in one hue, distinguishable by lightness alone. */
+export function heatColor(share: number): string {
   const percent = Math.round(100 * Math.min(Math.max(share, 0), 1));
   return `color-mix(in oklab, var(--heat-high) ${percent}%, var(--heat-low))`;
 }
 
-/** What a name of the style sheet is now, for canvases, which know no variables. */
+/** The current value of a CSS variable, for canvases. */
 export function resolveColor(name: string): string {
-  // Read so that whoever draws by it draws again when the theme changes.
+  // Read, so that its users are drawn again when the theme changes.
   void theme.value;
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

@@ -1,10 +1,10 @@
-/** Text with what was searched for marked in it. */
+/** Text with matches of the search highlighted. */
 import { words } from "../store/search";
 
-/** Pieces of a text; every second one is a match. */
-export function splitMatches(text: string, wanted: readonly string[]): string[] {
-  if (!wanted.length) return [text];
-  const escaped = wanted.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+/** Splits a text at matches: every second part is a match. */
+export function splitMatches(text: string, searchWords: readonly string[]): string[] {
+  if (!searchWords.length) return [text];
+  const escaped = searchWords.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
   return text.split(new RegExp(`(${escaped.join("|")})`, "i"));
 }
 

@@ -1,10 +1,10 @@
-/** A module's name; it selects that module in every view. */
-import { hrefOfModule, nameOf, selected } from "../store/modules";
+/** A module's name; clicking it selects the module in every view. */
+import { moduleHref, moduleName, selected } from "../store/modules";
 import { Highlight } from "./highlight";
 
 interface Props {
   readonly module: number; // position in the page's modules; -1 is none
-  readonly view?: string; // to go to; the one that is shown where left out
+  readonly view?: string; // to go to; the current view by default
   readonly text?: string; // in place of the path
 }
 
@@ -14,11 +14,11 @@ export function ModuleLink({ module, view, text }: Props) {
   return (
     <a
       class="module-link"
-      href={hrefOfModule(isSelected && !view ? -1 : module, view)}
+      href={moduleHref(isSelected && !view ? -1 : module, view)}
       aria-current={isSelected ? "true" : undefined}
-      title={nameOf(module)}
+      title={moduleName(module)}
     >
-      <Highlight text={text ?? nameOf(module)} />
+      <Highlight text={text ?? moduleName(module)} />
     </a>
   );
 }

@@ -1,11 +1,11 @@
-/** A part of a view: a heading, a note on how to read it, controls, and what it shows. */
+/** A section of a view: heading, note, controls and content. */
 import type { ComponentChildren } from "preact";
 
 interface Props {
   readonly title: string;
   readonly note?: ComponentChildren;
   readonly controls?: ComponentChildren;
-  readonly isBare?: boolean; // without a frame, where what it shows has its own
+  readonly isBare?: boolean; // without a border, if the content has its own
   readonly children: ComponentChildren;
 }
 

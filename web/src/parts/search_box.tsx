@@ -1,11 +1,11 @@
-/** The search box; `/` goes to it, Escape empties it. */
+/** The search box; `/` focuses it, Escape clears it. */
 import type { Ref } from "preact";
 
 interface Props {
   readonly value: string;
   readonly onInput: (text: string) => void;
   readonly label: string;
-  readonly hint?: string; // a key that goes to it
+  readonly hint?: string; // the key that focuses it
   readonly inputRef?: Ref<HTMLInputElement>;
 }
 

@@ -29,21 +29,21 @@ beforeEach(() => {
       label: ["Net", "a", "b"],
       parent: [-1, 0, 0],
       end: [3, 2, 3],
-      alike: [0, 1, 2],
+      first_identical: [0, 1, 2],
     },
   } as unknown as Page;
   navigate({ view: "overview", params: {} });
   document.body.replaceChildren();
 });
 
-function draw(given: TableProps = props): HTMLElement {
+function renderTable(tableProps: TableProps = props): HTMLElement {
   const root = document.body.appendChild(document.createElement("div"));
-  act(() => render(<Table {...given} />, root));
+  act(() => render(<Table {...tableProps} />, root));
   return root;
 }
 
 function textsOf(root: HTMLElement, selector: string): string[] {
-  return [...root.querySelectorAll(selector)].map((one) => one.textContent ?? "");
+  return [...root.querySelectorAll(selector)].map((element) => element.textContent ?? "");
 }
 
 function press(root: HTMLElement, key: string): void {
@@ -53,23 +53,23 @@ function press(root: HTMLElement, key: string): void {
 
 const FIRST_CELLS = ".table-body .cell:first-child";
 
-test("of 20,000 rows only those in sight are drawn, and all are counted", () => {
-  const root = draw();
+test("of 20,000 rows only visible ones are drawn, and all are counted", () => {
+  const root = renderTable();
   expect(root.querySelectorAll(".table-body .table-row").length).toBeLessThan(60);
   expect(root.querySelector("[role=grid]")!.getAttribute("aria-rowcount")).toBe("20001");
   expect(root.querySelector("[role=status]")!.textContent).toBe("20,000 rows");
 });
 
-test("a click on a head sorts by it, and says so", () => {
-  const root = draw();
+test("a click on a column's head sorts by it and sets aria-sort", () => {
+  const root = renderTable();
   const head = root.querySelectorAll<HTMLElement>("[role=columnheader]")[1]!;
   act(() => head.querySelector("button")!.click());
   expect(head.getAttribute("aria-sort")).toBe("descending");
   expect(textsOf(root, ".table-body .cell-end").slice(0, 2)).toEqual(["19999", "19998"]);
 });
 
-test("the search and the selected module leave out what is neither", () => {
-  const root = draw();
+test("rows are filtered by the search and the selected module", () => {
+  const root = renderTable();
   act(() => navigate({ view: "overview", params: { m: "b", q: "call 1999" } }));
   expect(textsOf(root, FIRST_CELLS)).toEqual([
     "call 11999",
@@ -80,8 +80,8 @@ test("the search and the selected module leave out what is neither", () => {
   expect(root.querySelector("[role=status]")!.textContent).toContain("of 20,000 rows in b");
 });
 
-test("keys move between rows, show more on one, and select its module", () => {
-  const root = draw();
+test("keys move between rows, show details, and select the row's module", () => {
+  const root = renderTable();
   press(root, "ArrowDown");
   press(root, "ArrowDown");
   expect(textsOf(root, "[aria-selected=true] .cell:first-child")).toEqual(["call 1"]);
@@ -92,6 +92,6 @@ test("keys move between rows, show more on one, and select its module", () => {
   expect(root.querySelector(".table-detail")).toBeNull();
 });
 
-test("a table of nothing is a sentence", () => {
-  expect(draw({ ...props, numRows: 0 }).textContent).toBe("No calls were recorded.");
+test("a table without rows shows a sentence", () => {
+  expect(renderTable({ ...props, numRows: 0 }).textContent).toBe("No calls were recorded.");
 });

@@ -1,19 +1,19 @@
-/** A table of any length: it sorts, filters by the search and the selection, and takes keys. */
+/** A table of any length that sorts, filters by search and selection, and handles keys. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
-import { isInSelection, nameOf, select, selected } from "../store/modules";
+import { isInSelection, moduleName, select, selected } from "../store/modules";
 import { words } from "../store/search";
-import { arrangeRows, nextSort, type Sort, type Sortable } from "./arrange";
-import { Empty } from "./empty";
+import { Empty } from "./empty_message";
 import { Highlight } from "./highlight";
-import { countOf, formatNumber } from "./units";
-import { useWindow } from "./windowed";
+import { filterAndSortRows, nextSort, type Sort, type Sortable } from "./table_rows";
+import { formatNumber, pluralize } from "./units";
+import { useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
   readonly title: string;
-  readonly hint?: string; // what the figures are
-  readonly width: number; // the least, in rem
-  readonly grow?: number; // its share of what is left
+  readonly hint?: string; // tooltip of the column's head
+  readonly width: number; // minimum, in rem
+  readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
 }
@@ -22,19 +22,19 @@ export interface TableProps {
   readonly label: string;
   readonly numRows: number;
   readonly columns: readonly Column[];
-  readonly empty: string; // a sentence for when there are no rows at all
+  readonly empty: string; // the sentence shown without rows
   readonly sort?: Sort;
   readonly isShown?: (row: number) => boolean; // filters of the view; memoise it
-  readonly modules?: (row: number) => number | readonly number[]; // that the row is about
-  readonly isSelected?: (module: number) => boolean; // isLikeSelection for folded rows
-  readonly detail?: (row: number) => ComponentChildren; // more on the active row
-  readonly active?: number; // a row that was chosen elsewhere: it is shown; -1 is none
-  readonly onActive?: (row: number) => void; // -1 where none is
-  readonly height?: string; // the most, as CSS
+  readonly modules?: (row: number) => number | readonly number[]; // that the row belongs to
+  readonly isSelected?: (module: number) => boolean; // isFoldedRowInSelection for folded rows
+  readonly detail?: (row: number) => ComponentChildren; // details of the active row
+  readonly active?: number; // a row that was selected elsewhere; -1 is none
+  readonly onActive?: (row: number) => void; // -1 is none
+  readonly height?: string; // maximum, as CSS
 }
 
-/** Whether a row is about the selected module or what is below it. */
-function isOfSelection(
+/** Whether a row belongs to the selected module or its descendants. */
+function isAboutSelection(
   modules: number | readonly number[],
   isSelected: (module: number) => boolean,
 ): boolean {
@@ -43,17 +43,17 @@ function isOfSelection(
 
 function useRows(props: TableProps, sort: Sort | null): number[] {
   const { numRows, columns, isShown, modules, isSelected = isInSelection } = props;
-  const wanted = words.value;
+  const searchWords = words.value;
   const module = selected.value;
   return useMemo(() => {
-    const isKept = (row: number): boolean =>
+    const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
-      (module < 0 || !modules || isOfSelection(modules(row), isSelected));
-    return arrangeRows({ numRows, columns, sort, words: wanted, isShown: isKept });
-  }, [numRows, columns, sort, wanted, isShown, module, modules, isSelected]);
+      (module < 0 || !modules || isAboutSelection(modules(row), isSelected));
+    return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
+  }, [numRows, columns, sort, searchWords, isShown, module, modules, isSelected]);
 }
 
-const MOVES: Readonly<Record<string, number>> = {
+const KEY_STEPS: Readonly<Record<string, number>> = {
   ArrowDown: 1,
   ArrowUp: -1,
   PageDown: 12,
@@ -65,11 +65,11 @@ const MOVES: Readonly<Record<string, number>> = {
 export function Table(props: TableProps) {
   const { label, numRows, columns, empty, modules, detail, onActive } = props;
   const [sort, setSort] = useState<Sort | null>(props.sort ?? null);
-  const [active, setActive] = useState(-1); // a row, not its place
+  const [active, setActive] = useState(-1); // a row, not its index in `rows`
   const id = useId();
   const rows = useRows(props, sort);
-  const { ref, rowHeight, bring, present, first, end } = useWindow(rows.length);
-  const place = rows.indexOf(active);
+  const { ref, rowHeight, scrollToRow, revealRow, first, end } = useVirtualRows(rows.length);
+  const activeIndex = rows.indexOf(active);
   const activate = (row: number): void => {
     setActive(row);
     onActive?.(row);
@@ -80,20 +80,20 @@ export function Table(props: TableProps) {
   useEffect(() => {
     if (props.active === undefined || props.active === active) return;
     setActive(props.active);
-    if (rows.includes(props.active)) present(rows.indexOf(props.active));
+    if (rows.includes(props.active)) revealRow(rows.indexOf(props.active));
   }, [props.active]);
   if (!numRows) return <Empty>{empty}</Empty>;
 
-  const move = (event: KeyboardEvent): void => {
-    const step = MOVES[event.key];
+  const handleKey = (event: KeyboardEvent): void => {
+    const step = KEY_STEPS[event.key];
     if (step !== undefined && rows.length) {
       event.preventDefault();
-      const next = Math.min(Math.max(place + step, 0), rows.length - 1);
+      const next = Math.min(Math.max(activeIndex + step, 0), rows.length - 1);
       activate(rows[next]!);
-      bring(next);
-    } else if (event.key === "Enter" && place >= 0 && modules) {
-      const found = modules(active);
-      const module = typeof found === "number" ? found : (found[0] ?? -1);
+      scrollToRow(next);
+    } else if (event.key === "Enter" && activeIndex >= 0 && modules) {
+      const rowModules = modules(active);
+      const module = typeof rowModules === "number" ? rowModules : (rowModules[0] ?? -1);
       if (module >= 0) select(module);
     } else if (event.key === "Escape" && active >= 0) {
       event.stopPropagation();
@@ -113,18 +113,20 @@ export function Table(props: TableProps) {
         aria-label={label}
         aria-rowcount={rows.length + 1}
         aria-colcount={columns.length}
-        aria-activedescendant={place >= first && place < end ? `${id}-${active}` : undefined}
+        aria-activedescendant={
+          activeIndex >= first && activeIndex < end ? `${id}-${active}` : undefined
+        }
         style={{ "--columns": template, maxHeight: props.height }}
-        onKeyDown={move}
+        onKeyDown={handleKey}
       >
         <Head
           columns={columns}
           sort={sort}
-          onSort={(one) => setSort(nextSort(sort, one, props.sort ?? null))}
+          onSort={(column) => setSort(nextSort(sort, column, props.sort ?? null))}
         />
         <div class="table-body" role="rowgroup" style={{ height: `${rows.length * rowHeight}px` }}>
           {rows.slice(first, end).map((row, i) => (
-            // biome-ignore lint/a11y/useKeyWithClickEvents: the table takes the keys of all its rows
+            // biome-ignore lint/a11y/useKeyWithClickEvents: the table handles the keys of all its rows
             <div
               key={row}
               id={`${id}-${row}`}
@@ -142,8 +144,8 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot numShown={rows.length} numRows={numRows} isOfModules={modules !== undefined} />
-      {detail && place >= 0 && (
+      <Foot numShown={rows.length} numRows={numRows} hasModules={modules !== undefined} />
+      {detail && activeIndex >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => activate(-1)}>
             ×
@@ -206,21 +208,21 @@ function Cell({ column, row }: { column: Column; row: number }) {
 interface FootProps {
   readonly numShown: number;
   readonly numRows: number;
-  readonly isOfModules: boolean;
+  readonly hasModules: boolean;
 }
 
-/** How many of how many, and what keeps the others away. */
-function Foot({ numShown, numRows, isOfModules }: FootProps) {
-  const isNarrowed = isOfModules && selected.value >= 0;
+/** Number of rows shown, and the module that they are filtered by. */
+function Foot({ numShown, numRows, hasModules }: FootProps) {
+  const isFiltered = hasModules && selected.value >= 0;
   return (
     <div class="table-foot" role="status">
       {numShown === numRows
-        ? countOf(numRows, "row")
-        : `${formatNumber(numShown)} of ${countOf(numRows, "row")}`}
-      {isNarrowed && (
+        ? pluralize(numRows, "row")
+        : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
+      {isFiltered && (
         <>
           {" in "}
-          <b>{nameOf(selected.value)}</b>
+          <b>{moduleName(selected.value)}</b>
           <button type="button" class="text-button" onClick={() => select(-1)}>
             show all modules
           </button>

@@ -1,4 +1,4 @@
-/** One tooltip for the whole page: what a thing is, next to the pointer or the focus. */
+/** The page's only tooltip, next to the pointer or the focused element. */
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
@@ -9,49 +9,51 @@ interface Tip {
   readonly y: number;
 }
 
-const shown = signal<Tip | null>(null);
+const currentTip = signal<Tip | null>(null);
 const MARGIN = 12;
 
 export function showTip(content: ComponentChildren, x: number, y: number): void {
-  shown.value = { content, x, y };
+  currentTip.value = { content, x, y };
 }
 
 export function hideTip(): void {
-  shown.value = null;
+  currentTip.value = null;
 }
 
 /** Spread over an element: `<button {...tip("what it does")}>`. */
 export function tip(content: ComponentChildren | (() => ComponentChildren)) {
-  const make = (): ComponentChildren => (typeof content === "function" ? content() : content);
+  const makeContent = (): ComponentChildren =>
+    typeof content === "function" ? content() : content;
   return {
-    onPointerMove: (event: PointerEvent): void => showTip(make(), event.clientX, event.clientY),
+    onPointerMove: (event: PointerEvent): void =>
+      showTip(makeContent(), event.clientX, event.clientY),
     onPointerLeave: hideTip,
     onFocus: (event: FocusEvent): void => {
       const element = event.currentTarget as Element;
       if (!element.matches(":focus-visible")) return;
       const box = element.getBoundingClientRect();
-      showTip(make(), box.left, box.bottom);
+      showTip(makeContent(), box.left, box.bottom);
     },
     onBlur: hideTip,
   };
 }
 
-/** Drawn once, by the shell. */
+/** Rendered once, by the shell. */
 export function Tooltip() {
   const box = useRef<HTMLDivElement>(null);
-  const now = shown.value;
+  const current = currentTip.value;
   useLayoutEffect(() => {
-    if (!box.current || !now) return;
+    if (!box.current || !current) return;
     const { width, height } = box.current.getBoundingClientRect();
-    const left = Math.min(now.x + MARGIN, innerWidth - width - MARGIN);
-    const isBelow = now.y + MARGIN + height < innerHeight;
+    const left = Math.min(current.x + MARGIN, innerWidth - width - MARGIN);
+    const isBelow = current.y + MARGIN + height < innerHeight;
     box.current.style.left = `${Math.max(left, MARGIN)}px`;
-    box.current.style.top = `${isBelow ? now.y + MARGIN : Math.max(now.y - height - MARGIN, 0)}px`;
+    box.current.style.top = `${isBelow ? current.y + MARGIN : Math.max(current.y - height - MARGIN, 0)}px`;
   });
-  if (!now) return null;
+  if (!current) return null;
   return (
     <div ref={box} class="tooltip" role="tooltip">
-      {now.content}
+      {current.content}
     </div>
   );
 }

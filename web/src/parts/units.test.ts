@@ -1,27 +1,33 @@
 import { expect, test } from "vitest";
 import {
-  countOf,
   formatBytes,
   formatCount,
   formatDuration,
   formatFlops,
   formatShare,
+  pluralize,
 } from "./units";
 import cases from "./units.cases.json";
 
-const FORMS = {
+const FORMATTERS = {
   bytes: formatBytes,
   count: formatCount,
   duration: formatDuration,
   flops: formatFlops,
 };
 
-test.each(Object.keys(FORMS) as (keyof typeof FORMS)[])("%s read as Python writes them", (name) => {
-  const written = Object.keys(cases[name]).map((number) => [number, FORMS[name](Number(number))]);
-  expect(Object.fromEntries(written)).toEqual(cases[name]);
-});
+test.each(Object.keys(FORMATTERS) as (keyof typeof FORMATTERS)[])(
+  "%s are formatted as in Python",
+  (name) => {
+    const written = Object.keys(cases[name]).map((number) => [
+      number,
+      FORMATTERS[name](Number(number)),
+    ]);
+    expect(Object.fromEntries(written)).toEqual(cases[name]);
+  },
+);
 
-test("shares of nothing are nothing, and small ones do not read as none", () => {
+test("shares of zero are 0%, and small shares are not", () => {
   expect([formatShare(0, 0), formatShare(1, 1000), formatShare(1, 3)]).toEqual([
     "0%",
     "<1%",
@@ -29,10 +35,8 @@ test("shares of nothing are nothing, and small ones do not read as none", () => 
   ]);
 });
 
-test("one thing is not many", () => {
-  expect([countOf(1, "rank"), countOf(1024, "rank"), countOf(2, "match", "matches")]).toEqual([
-    "1 rank",
-    "1,024 ranks",
-    "2 matches",
-  ]);
+test("nouns are plural unless there is exactly one", () => {
+  expect([pluralize(1, "rank"), pluralize(1024, "rank"), pluralize(2, "match", "matches")]).toEqual(
+    ["1 rank", "1,024 ranks", "2 matches"],
+  );
 });

@@ -1,4 +1,4 @@
-/** Numbers as people read them, letter for letter as Python's report/units.py writes them. */
+/** Formats numbers exactly like Python's report/model/units.py. */
 
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const FLOPS = ["", "k", "M", "G", "T", "P", "E"];
@@ -9,10 +9,10 @@ const TIMES: readonly [string, number][] = [
   ["s", 1e9],
 ];
 
-/** As Python's `:.1f`: halves go to the even digit, where `toFixed` takes the larger. */
+/** Like Python's `:.1f`: halves are rounded to the even digit, unlike `toFixed`. */
 export function toFixed(value: number, digits: number): string {
   const size = Math.abs(value);
-  // Only odd multiples of 1 / 2^(digits + 1) lie exactly between two decimals.
+  // Only odd multiples of 1 / 2^(digits + 1) are exactly between two decimals.
   const isHalf = (size * 2 ** (digits + 1)) % 2 === 1;
   if (!isHalf) return value.toFixed(digits);
   const below = Math.floor(size * 10 ** digits);
@@ -41,8 +41,8 @@ export function formatBytes(numBytes: number): string {
 
 /** `0 ns`, `950 ns`, `1.50 µs`, `12.3 ms`, `100 s`, `86,400 s`. */
 export function formatDuration(ns: number): string {
-  const found = TIMES.find(([, size]) => ns < 999.5 * size) ?? TIMES.at(-1)!;
-  return ns === 0 ? "0 ns" : formatTime(ns / found[1], found[0]);
+  const timeUnit = TIMES.find(([, size]) => ns < 999.5 * size) ?? TIMES.at(-1)!;
+  return ns === 0 ? "0 ns" : formatTime(ns / timeUnit[1], timeUnit[0]);
 }
 
 function formatTime(value: number, unit: string): string {
@@ -62,7 +62,7 @@ export function formatFlops(flops: number): string {
   return formatDigits(value, `${FLOPS.at(-1)}FLOP`);
 }
 
-/** With thousands apart; a dot for none, so that what happened stands out. */
+/** With thousands separators; zero is a dot, so that other figures stand out. */
 export function formatCount(count: number): string {
   return count ? groupThousands(String(count)) : "·";
 }
@@ -72,19 +72,19 @@ export function formatNumber(count: number): string {
   return groupThousands(String(count));
 }
 
-/** Bytes in a table: a dot for none. */
+/** Bytes in a table; zero is a dot. */
 export function formatBytesCell(numBytes: number): string {
   return numBytes ? formatBytes(numBytes) : "·";
 }
 
-/** `12%`, `<1%`; nothing of nothing is `0%`. */
-export function formatShare(part: number, whole: number): string {
-  if (!part || !whole) return "0%";
-  const percent = (100 * part) / whole;
+/** `12%`, `<1%`; zero of zero is `0%`. */
+export function formatShare(part: number, total: number): string {
+  if (!part || !total) return "0%";
+  const percent = (100 * part) / total;
   return percent < 1 ? "<1%" : `${toFixed(percent, 0)}%`;
 }
 
 /** `1 finding`, `3 findings`. */
-export function countOf(count: number, noun: string, plural = `${noun}s`): string {
+export function pluralize(count: number, noun: string, plural = `${noun}s`): string {
   return `${formatNumber(count)} ${count === 1 ? noun : plural}`;
 }

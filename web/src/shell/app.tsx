@@ -1,17 +1,17 @@
 /** The frame around every view. */
-import { Empty } from "../parts/empty";
+import { Empty } from "../parts/empty_message";
 import { Tooltip } from "../parts/tooltip";
 import { page } from "../store/page";
 import { route } from "../store/route";
-import { viewOf } from "../views";
-import { Boundary } from "./failure";
+import { findView } from "../views";
+import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
 import { KeyHelp, useKeys } from "./keys";
 import { Tabs } from "./tabs";
 
 export function App() {
   useKeys();
-  const view = viewOf(route.value.view);
+  const view = findView(route.value.view);
   const { Component } = view;
   return (
     <>
@@ -28,13 +28,13 @@ export function App() {
           aria-labelledby={`tab-${view.id}`}
           tabIndex={-1}
         >
-          <Boundary key={view.id}>
+          <ErrorBoundary key={view.id}>
             {view.hasData(page.value) ? (
               <Component />
             ) : (
               <Empty command={view.command}>{view.empty}</Empty>
             )}
-          </Boundary>
+          </ErrorBoundary>
         </div>
       </main>
       <KeyHelp />

@@ -1,24 +1,24 @@
-/** What ran, and what holds in every view: search, selection, theme. */
+/** The header: what ran, and what applies to every view (search, selection, theme). */
 import { SearchBox } from "../parts/search_box";
 import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
 import { search, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
 import { openKeyHelp, searchInput } from "./keys";
-import { SelectionChip } from "./selection";
+import { SelectionChip } from "./selection_chip";
 
 export function Header() {
   const { run } = page.value;
   return (
     <header class="header">
       <div class="header-run">
-        <Mark />
+        <Logo />
         <h1 class="header-title" title={run.title}>
           {run.title}
         </h1>
         <Mesh />
         <span class="header-facts">
-          {[run.ranks, run.reality, run.torch_version && `torch ${run.torch_version}`]
+          {[run.ranks, run.world, run.torch_version && `torch ${run.torch_version}`]
             .filter(Boolean)
             .join(" · ")}
         </span>
@@ -47,7 +47,7 @@ export function Header() {
   );
 }
 
-function Mark() {
+function Logo() {
   return (
     <svg class="mark" viewBox="0 0 20 20" aria-hidden="true">
       <path class="mark-a" d="M2 2h7v7H2Z" />
@@ -60,7 +60,7 @@ function Mark() {
 
 function Mesh() {
   const { mesh, title } = page.value.run;
-  // Python's titles name the mesh; people's own may not.
+  // Generated titles name the mesh; a user's own title may not.
   if (mesh.every((axis) => title.includes(`${axis.name}=${axis.size}`))) return null;
   return (
     <span
@@ -79,13 +79,13 @@ function Mesh() {
 }
 
 function ThemeButton() {
-  const other = theme.value === "dark" ? "light" : "dark";
+  const otherTheme = theme.value === "dark" ? "light" : "dark";
   return (
     <button
       type="button"
       class="icon-button"
-      title={`Use ${other} colours (t)`}
-      aria-label={`Use ${other} colours`}
+      title={`Use ${otherTheme} colours (t)`}
+      aria-label={`Use ${otherTheme} colours`}
       onClick={toggleTheme}
     >
       <svg viewBox="0 0 16 16" aria-hidden="true">

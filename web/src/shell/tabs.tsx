@@ -1,27 +1,27 @@
-/** The views as tabs: real links, which arrow keys walk along. */
+/** The views as tabs: links that arrow keys move between. */
 import { useEffect, useRef } from "preact/hooks";
 import { page } from "../store/page";
 import { hrefTo, navigate, parseRoute, route } from "../store/route";
-import { VIEWS, viewOf } from "../views";
+import { findView, VIEWS } from "../views";
 
-const STEPS: Readonly<Record<string, (at: number) => number>> = {
-  ArrowRight: (at) => (at + 1) % VIEWS.length,
-  ArrowLeft: (at) => (at + VIEWS.length - 1) % VIEWS.length,
+const KEY_STEPS: Readonly<Record<string, (index: number) => number>> = {
+  ArrowRight: (index) => (index + 1) % VIEWS.length,
+  ArrowLeft: (index) => (index + VIEWS.length - 1) % VIEWS.length,
   Home: () => 0,
   End: () => VIEWS.length - 1,
 };
 
 export function Tabs() {
   const list = useRef<HTMLDivElement>(null);
-  const current = viewOf(route.value.view);
+  const current = findView(route.value.view);
   useEffect(() => {
     // On a narrow screen the tabs scroll.
     document
       .getElementById(`tab-${current.id}`)
       ?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [current.id]);
-  const walk = (event: KeyboardEvent): void => {
-    const step = STEPS[event.key];
+  const handleKey = (event: KeyboardEvent): void => {
+    const step = KEY_STEPS[event.key];
     if (!step) return;
     event.preventDefault();
     const next = VIEWS[step(VIEWS.indexOf(current))]!;
@@ -29,7 +29,7 @@ export function Tabs() {
     document.getElementById(`tab-${next.id}`)?.focus();
   };
   return (
-    <div ref={list} class="tabs" role="tablist" aria-label="views" onKeyDown={walk}>
+    <div ref={list} class="tabs" role="tablist" aria-label="views" onKeyDown={handleKey}>
       {VIEWS.map((view) => {
         const isCurrent = view === current;
         const hasData = view.hasData(page.value);

@@ -1,79 +1,79 @@
-/** The selected module, and questions about the tree: who is below whom, who is like whom. */
+/** The selected module, and the structure of the module tree: ancestors, identical layers. */
 import { computed } from "@preact/signals";
 import type { Modules } from "../page";
 import { page } from "./page";
 import { hrefTo, navigate, parseRoute, route } from "./route";
 
 const positions = computed(() => {
-  const found = new Map<string, number>();
+  const positionsByPath = new Map<string, number>();
   page.value.modules.path.forEach((path, position) => {
-    if (!found.has(path)) found.set(path, position);
+    if (!positionsByPath.has(path)) positionsByPath.set(path, position);
   });
-  return found;
+  return positionsByPath;
 });
 
-/** Position of the first of a module's like, its ancestors folded too. */
+/** For each module, the position of the module that represents it when all layers are folded. */
 export const representatives = computed(() => findRepresentatives(page.value.modules));
 
-/** Position of the selected module; -1 where none is. */
+/** Position of the selected module; -1 is none. */
 export const selected = computed(() => {
   const path = route.value.params.m;
   return path === undefined ? -1 : (positions.value.get(path) ?? -1);
 });
 
 export function findRepresentatives(modules: Modules): Int32Array {
-  const found = new Int32Array(modules.path.length);
-  for (let i = 0; i < found.length; i++) {
+  const firsts = new Int32Array(modules.path.length);
+  for (let i = 0; i < firsts.length; i++) {
     const parent = modules.parent[i]!;
-    const alike = modules.alike[i]!;
-    const parentsLike = parent < 0 ? parent : found[parent]!;
-    // Modules that are alike have the same below them, in the same order.
-    found[i] =
-      alike !== i ? found[alike]! : parentsLike === parent ? i : found[parentsLike + i - parent]!;
+    const first = modules.first_identical[i]!;
+    const parentFirst = parent < 0 ? parent : firsts[parent]!;
+    // Identical modules have the same descendants in the same order.
+    firsts[i] =
+      first !== i ? firsts[first]! : parentFirst === parent ? i : firsts[parentFirst + i - parent]!;
   }
-  return found;
+  return firsts;
 }
 
-/** Address of the view that is shown (or of another) with this module selected; -1 selects none. */
-export function hrefOfModule(position: number, view = route.value.view): string {
+/** Address of a view (by default the current one) with this module selected; -1 selects none. */
+export function moduleHref(position: number, view = route.value.view): string {
   return hrefTo(view, { m: position < 0 ? null : (page.value.modules.path[position] ?? null) });
 }
 
-/** Select a module everywhere; once more, or -1, selects none. */
+/** Selects a module in every view; selecting it again, or -1, clears the selection. */
 export function select(position: number): void {
-  navigate(parseRoute(hrefOfModule(position === selected.value ? -1 : position)));
+  navigate(parseRoute(moduleHref(position === selected.value ? -1 : position)));
 }
 
-/** Whether a module is the ancestor or below it. */
-export function isWithin(position: number, ancestor: number): boolean {
+/** Whether a module is the ancestor or one of its descendants. */
+export function isInSubtree(position: number, ancestor: number): boolean {
   return position >= ancestor && position < (page.value.modules.end[ancestor] ?? -1);
 }
 
-/** Whether rows of a module belong to the selection; all do where nothing is selected. */
+/** Whether a module is in the selected subtree; true for all if nothing is selected. */
 export function isInSelection(position: number): boolean {
-  return selected.value < 0 || isWithin(position, selected.value);
+  return selected.value < 0 || isInSubtree(position, selected.value);
 }
 
-/** The same for rows that stand for all layers of a kind, whose module is the first of them. */
-export function isLikeSelection(position: number): boolean {
+/** The same for rows that represent all identical layers by the first of them. */
+export function isFoldedRowInSelection(position: number): boolean {
   if (selected.value < 0) return true;
   if (position < 0) return false;
-  const all = representatives.value;
-  return isWithin(all[position]!, all[selected.value]!);
+  const firsts = representatives.value;
+  return isInSubtree(firsts[position]!, firsts[selected.value]!);
 }
 
-/** From the root down to its parent. */
-export function ancestorsOf(position: number): number[] {
-  const found: number[] = [];
-  for (let at = page.value.modules.parent[position] ?? -1; at >= 0; ) {
-    found.unshift(at);
-    at = page.value.modules.parent[at] ?? -1;
+/** Ancestors of a module, from the root to its parent. */
+export function listAncestors(position: number): number[] {
+  const ancestors: number[] = [];
+  for (let ancestor = page.value.modules.parent[position] ?? -1; ancestor >= 0; ) {
+    ancestors.unshift(ancestor);
+    ancestor = page.value.modules.parent[ancestor] ?? -1;
   }
-  return found;
+  return ancestors;
 }
 
-/** What a module is called where its place does not show: the whole path, or the root's label. */
-export function nameOf(position: number): string {
+/** A module's full path, or the root's label. */
+export function moduleName(position: number): string {
   const { path, label } = page.value.modules;
   return path[position] || label[position] || "outside any module";
 }

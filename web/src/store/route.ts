@@ -1,4 +1,4 @@
-/** Where one is: a view and its parameters, kept in the address so that a link shows the same. */
+/** The current view and its parameters, kept in the address so that links can be shared. */
 import { signal } from "@preact/signals";
 
 export interface Route {
@@ -7,7 +7,7 @@ export interface Route {
 }
 
 /** Parameters that stay when the view changes; all others belong to one view. */
-const LASTING = ["m", "q", "theme"];
+const GLOBAL_PARAMS = ["m", "q", "theme"];
 
 export const route = signal<Route>({ view: "overview", params: {} });
 
@@ -21,23 +21,25 @@ export function formatRoute({ view, params }: Route): string {
   return query ? `#/${view}?${query}` : `#/${view}`;
 }
 
-/** Another route from this one; null takes a parameter away, another view drops what was its own. */
+/** A route with some parameters changed; null removes one. Another view drops the view's own ones. */
 export function changeRoute(
   from: Route,
   view: string,
   changes: Readonly<Record<string, string | null>> = {},
 ): Route {
-  const kept = Object.entries(from.params).filter(
-    ([name]) => view === from.view || LASTING.includes(name),
+  const keptParams = Object.entries(from.params).filter(
+    ([name]) => view === from.view || GLOBAL_PARAMS.includes(name),
   );
-  const params = Object.entries({ ...Object.fromEntries(kept), ...changes });
+  const params = Object.entries({ ...Object.fromEntries(keptParams), ...changes });
   return {
     view,
-    params: Object.fromEntries(params.filter((one): one is [string, string] => one[1] !== null)),
+    params: Object.fromEntries(
+      params.filter((entry): entry is [string, string] => entry[1] !== null),
+    ),
   };
 }
 
-/** Address of a view, with the selection, the search and the theme that one has now. */
+/** Address of a view, with the current selection, search and theme. */
 export function hrefTo(
   view: string,
   changes: Readonly<Record<string, string | null>> = {},
@@ -64,7 +66,7 @@ export function setParam(name: string, value: string | null, { isReplacing = tru
   navigate(changeRoute(route.value, route.value.view, { [name]: value }), { isReplacing });
 }
 
-/** Read the address, and follow it and every link to a view from now on. */
+/** Reads the address, and follows changes of it and links to views from now on. */
 export function followAddress(): void {
   const read = (): void => {
     route.value = parseRoute(location.hash);

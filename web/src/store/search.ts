@@ -1,4 +1,4 @@
-/** What people search for, in every view; all words must be there, in any order, upper or lower case. */
+/** The search, in every view: all words must occur, in any order and case. */
 import { computed } from "@preact/signals";
 import { route, setParam } from "./route";
 
@@ -14,7 +14,7 @@ export function splitWords(text: string): string[] {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
 
-export function hasWords(text: string, wanted: readonly string[]): boolean {
+export function containsWords(text: string, searchWords: readonly string[]): boolean {
   const lower = text.toLowerCase();
-  return wanted.every((word) => lower.includes(word));
+  return searchWords.every((word) => lower.includes(word));
 }

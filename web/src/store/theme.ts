@@ -1,4 +1,4 @@
-/** Light or dark: the reader's system decides, and a click, kept in the address, overrules it. */
+/** Light or dark theme: the system's setting, unless the address has another. */
 import { computed, effect, signal } from "@preact/signals";
 import { route, setParam } from "./route";
 
@@ -9,13 +9,13 @@ const DARK = "(prefers-color-scheme: dark)";
 const system = signal<Theme>("light");
 
 export const theme = computed<Theme>(() => {
-  const chosen = route.value.params.theme;
-  return chosen === "light" || chosen === "dark" ? chosen : system.value;
+  const requested = route.value.params.theme;
+  return requested === "light" || requested === "dark" ? requested : system.value;
 });
 
 export function toggleTheme(): void {
-  const other = theme.value === "dark" ? "light" : "dark";
-  setParam("theme", other === system.value ? null : other);
+  const otherTheme = theme.value === "dark" ? "light" : "dark";
+  setParam("theme", otherTheme === system.value ? null : otherTheme);
 }
 
 export function followTheme(): void {

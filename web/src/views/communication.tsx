@@ -1,30 +1,30 @@
-/** Collectives, who sends to whom, and why. */
+/** Collectives: totals, causes, timeline and traffic between ranks. */
 import "./communication.css";
 import { useMemo } from "preact/hooks";
-import type { Communication as Said } from "../page";
-import { isInSelection, nameOf, selected } from "../store/modules";
+import type { Communication } from "../page";
+import { isInSelection, moduleName, selected } from "../store/modules";
 import { page } from "../store/page";
 import { changeRoute, navigate, route } from "../store/route";
-import { Calls } from "./communication/calls";
-import { type Facets, isOpen, markCalls, readFacets } from "./communication/facets";
+import { CallsTable } from "./communication/calls_table";
+import { Causes } from "./communication/causes";
+import { type Facets, isUnfiltered, matchCalls, readFacets } from "./communication/facets";
 import { Ranks } from "./communication/ranks";
-import { Reasons } from "./communication/reasons";
-import { Sends } from "./communication/sends";
 import { Timeline } from "./communication/timeline";
 import { Timings } from "./communication/timings";
 import { nameAxis, Totals } from "./communication/totals";
+import { TrafficMatrix } from "./communication/traffic_matrix";
 import type { View } from "./view";
 
-function Communication() {
+function CommunicationView() {
   const communication = page.value.communication!;
   const facets = readFacets(communication);
   const hasCalls = communication.calls.rank.length > 0;
   const { axis, kind, phase } = facets;
   const module = selected.value;
-  const marks = useMemo(() => {
-    const found = markCalls(communication, { axis, kind, phase });
-    return found.map((isMarked, row) =>
-      Number(isMarked === 1 && isInSelection(communication.calls.owner[row]!)),
+  const matches = useMemo(() => {
+    const matchesByRow = matchCalls(communication, { axis, kind, phase });
+    return matchesByRow.map((isMatch, row) =>
+      Number(isMatch === 1 && isInSelection(communication.calls.owner[row]!)),
     );
   }, [communication, axis, kind, phase, module]);
   return (
@@ -35,36 +35,36 @@ function Communication() {
             <Totals communication={communication} facets={facets} />
             <Ranks ranks={communication.ranks} />
           </div>
-          <Sends matrix={communication.matrix} note={communication.matrix_note} />
+          <TrafficMatrix matrix={communication.matrix} note={communication.matrix_note} />
         </div>
       )}
-      {hasCalls && <Narrowed communication={communication} facets={facets} />}
-      {hasCalls && <Reasons communication={communication} facets={facets} />}
-      <Timeline communication={communication} marks={marks} />
+      {hasCalls && <ActiveFilter communication={communication} facets={facets} />}
+      {hasCalls && <Causes communication={communication} facets={facets} />}
+      <Timeline communication={communication} matches={matches} />
       <Timings timings={communication.timings} clock={communication.clock} />
-      {hasCalls && <Calls communication={communication} facets={facets} />}
+      {hasCalls && <CallsTable communication={communication} facets={facets} />}
     </>
   );
 }
 
-/** What the tables below are filtered by, and a way back to everything. */
-function Narrowed({ communication, facets }: { communication: Said; facets: Facets }) {
-  if (isOpen(facets)) return null;
+/** What the tables below are filtered by, with a button that clears the filter. */
+function ActiveFilter({ communication, facets }: { communication: Communication; facets: Facets }) {
+  if (isUnfiltered(facets)) return null;
   const { kinds, phases } = communication;
   const words = [
     facets.kind < 0 ? "collectives" : kinds[facets.kind],
     facets.axis >= 0 && `on ${nameAxis(communication, facets.axis)}`,
     facets.phase >= 0 && `in ${phases[facets.phase]}`,
-    selected.value >= 0 && `of ${nameOf(selected.value)}`,
+    selected.value >= 0 && `of ${moduleName(selected.value)}`,
   ];
-  const clear = (): void =>
+  const clearFilter = (): void =>
     navigate(changeRoute(route.value, route.value.view, { axis: null, kind: null, phase: null }), {
       isReplacing: true,
     });
   return (
-    <p class="narrowed" role="status">
+    <p class="active-filter" role="status">
       Filtered: <b>{words.filter(Boolean).join(" ")}</b>.
-      <button type="button" class="text-button" onClick={clear}>
+      <button type="button" class="text-button" onClick={clearFilter}>
         show all
       </button>
     </p>
@@ -77,5 +77,5 @@ export const view: View = {
   hasData: (page) => page.communication !== null,
   empty: "Collectives were not recorded.",
   command: "shardscope trace TARGET -o recording.json",
-  Component: Communication,
+  Component: CommunicationView,
 };

@@ -3,12 +3,12 @@ import "./compare.css";
 import { useCallback, useMemo } from "preact/hooks";
 import type { AreaSum, ChangeRow, Comparison } from "../page";
 import { Badge } from "../parts/badge";
-import { Choices } from "../parts/choice";
+import { Choices } from "../parts/choices";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
-import { countOf, formatNumber } from "../parts/units";
-import { isLikeSelection } from "../store/modules";
+import { formatNumber, pluralize } from "../parts/units";
+import { isFoldedRowInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import type { View } from "./view";
@@ -37,9 +37,9 @@ function describe({ before, after, changes }: Comparison): string {
   return changes.length ? names : `${names}: nothing.`;
 }
 
-/** Totals of each area on both sides; one of them keeps its changes alone. */
+/** Totals of each area in both recordings; clicking an area shows only its changes. */
 function Areas({ areas }: { areas: readonly AreaSum[] }) {
-  const wanted = param("area");
+  const requestedArea = param("area");
   return (
     <div class="areas">
       {areas.map((area) => {
@@ -49,9 +49,9 @@ function Areas({ areas }: { areas: readonly AreaSum[] }) {
             type="button"
             key={area.name}
             class={count ? "area-sum" : "area-sum area-same"}
-            aria-pressed={wanted === area.name}
+            aria-pressed={requestedArea === area.name}
             disabled={!count}
-            onClick={() => setParam("area", wanted === area.name ? null : area.name)}
+            onClick={() => setParam("area", requestedArea === area.name ? null : area.name)}
           >
             <span class="area-name">{area.name}</span>
             <span class="area-figures">
@@ -60,7 +60,7 @@ function Areas({ areas }: { areas: readonly AreaSum[] }) {
                   {area.before || "none"} <span class="dim">→</span> {area.after || "none"}
                 </>
               ) : (
-                countOf(count, "change")
+                pluralize(count, "change")
               )}
             </span>
             <span class="area-counts">
@@ -110,7 +110,7 @@ function Changes({ comparison }: { comparison: Comparison }) {
   );
   const moduleOf = useCallback((row: number) => changes[row]!.module, [changes]);
   const leftOut = comparison.left_out
-    ? ` ${countOf(comparison.left_out, "change")} more are not listed.`
+    ? ` ${pluralize(comparison.left_out, "change")} more are not listed.`
     : "";
   return (
     <Panel
@@ -131,7 +131,7 @@ function Changes({ comparison }: { comparison: Comparison }) {
         columns={columns}
         isShown={isShown}
         modules={moduleOf}
-        isSelected={isLikeSelection}
+        isSelected={isFoldedRowInSelection}
         empty="Nothing changed."
         height="min(75vh, 70rem)"
         detail={(row) => <Change change={changes[row]!} area={areas[changes[row]!.area]!.name} />}
@@ -146,37 +146,37 @@ function toneOf(change: ChangeRow): string {
 }
 
 function makeColumns({ changes, areas }: Comparison): Column[] {
-  const at = (row: number): ChangeRow => changes[row]!;
+  const changeAt = (row: number): ChangeRow => changes[row]!;
   return [
     {
       id: "status",
       title: "",
       width: 7.5,
-      value: (row) => at(row).status,
-      cell: (row) => <Badge word={at(row).status} />,
+      value: (row) => changeAt(row).status,
+      cell: (row) => <Badge word={changeAt(row).status} />,
     },
     {
       id: "module",
       title: "Module",
       width: 11,
       grow: 3,
-      value: (row) => at(row).path,
+      value: (row) => changeAt(row).path,
       cell: (row) => (
         <span class="clip">
-          <ModuleLink module={at(row).module} text={at(row).path || "all modules"} />
-          {at(row).repeat > 1 && <span class="chip">×{at(row).repeat}</span>}
+          <ModuleLink module={changeAt(row).module} text={changeAt(row).path || "all modules"} />
+          {changeAt(row).repeat > 1 && <span class="chip">×{changeAt(row).repeat}</span>}
         </span>
       ),
     },
-    { id: "area", title: "Area", width: 7.5, value: (row) => areas[at(row).area]!.name },
-    { id: "what", title: "What", width: 12, grow: 3, value: (row) => at(row).what },
+    { id: "area", title: "Area", width: 7.5, value: (row) => areas[changeAt(row).area]!.name },
+    { id: "what", title: "What", width: 12, grow: 3, value: (row) => changeAt(row).what },
     {
       id: "before",
       title: "Before",
       width: 8,
       grow: 2,
       align: "end",
-      value: (row) => at(row).before,
+      value: (row) => changeAt(row).before,
     },
     {
       id: "after",
@@ -185,8 +185,10 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       width: 8,
       grow: 2,
       align: "end",
-      value: (row) => at(row).delta,
-      cell: (row) => <span class={`clip ${toneOf(at(row))}`}>{at(row).after || "none"}</span>,
+      value: (row) => changeAt(row).delta,
+      cell: (row) => (
+        <span class={`clip ${toneOf(changeAt(row))}`}>{changeAt(row).after || "none"}</span>
+      ),
     },
   ];
 }

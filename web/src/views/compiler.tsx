@@ -1,4 +1,4 @@
-/** What the compiler made of functions, where it broke their graphs, and whether it was right. */
+/** Compiled functions: their graphs and graph breaks, and diagnoses of wrong results. */
 import "./compiler.css";
 import { page } from "../store/page";
 import { Diagnosis } from "./compiler/diagnosis";

@@ -3,20 +3,20 @@ import "./coverage.css";
 import { useCallback, useMemo } from "preact/hooks";
 import type { LevelCoverage, OpRow } from "../page";
 import { Badge, toneOf } from "../parts/badge";
-import { Choices } from "../parts/choice";
+import { Choices } from "../parts/choices";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
-import { countOf, formatBytesCell, formatCount, formatFlops, formatShare } from "../parts/units";
-import { isLikeSelection } from "../store/modules";
+import { formatBytesCell, formatCount, formatFlops, formatShare, pluralize } from "../parts/units";
+import { isFoldedRowInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
-import { OpDetail } from "./coverage/op";
+import { OpDetail } from "./coverage/op_detail";
 import type { View } from "./view";
 
 function Coverage() {
   const levels = page.value.coverage;
-  const chosen = Math.min(Number(param("level") ?? 0) || 0, levels.length - 1);
-  const level = levels[chosen]!;
+  const levelIndex = Math.min(Number(param("level") ?? 0) || 0, levels.length - 1);
+  const level = levels[levelIndex]!;
   return (
     <>
       <Panel
@@ -26,11 +26,11 @@ function Coverage() {
           levels.length > 1 && (
             <Choices
               label="level"
-              choices={levels.map((one, i) => ({
+              choices={levels.map((option, i) => ({
                 id: String(i),
-                title: one.level.replaceAll("_", " "),
+                title: option.level.replaceAll("_", " "),
               }))}
-              value={String(chosen)}
+              value={String(levelIndex)}
               onChange={(id) => setParam("level", id === "0" ? null : id)}
             />
           )
@@ -38,23 +38,23 @@ function Coverage() {
       >
         <Verdicts level={level} />
       </Panel>
-      <Ops level={level} key={chosen} />
+      <Ops level={level} key={levelIndex} />
     </>
   );
 }
 
 function describe(level: LevelCoverage): string {
-  const placed = level.has_plan
+  const placements = level.has_plan
     ? "At the model's own placements"
     : "Every dim of every input was tried in turn";
-  const world = page.value.run.reality === "simulated" ? ", simulated" : "";
-  return `${placed}, on a mesh of ${level.mesh}${world}. The verdict on an op is the worst of all its calls.`;
+  const world = page.value.run.world === "simulated" ? ", simulated" : "";
+  return `${placements}, on a mesh of ${level.mesh}${world}. The verdict on an op is the worst of all its calls.`;
 }
 
-/** A bar of all ops, one piece for each verdict, and below it buttons that filter by verdict. */
+/** A bar of all ops by verdict, and buttons that filter by verdict. */
 function Verdicts({ level }: { level: LevelCoverage }) {
-  const whole = level.counts.reduce((sum, count) => sum + count, 0);
-  const wanted = param("verdict");
+  const numOps = level.counts.reduce((sum, count) => sum + count, 0);
+  const requestedVerdict = param("verdict");
   return (
     <>
       <div class="verdict-bar" aria-hidden="true">
@@ -66,18 +66,18 @@ function Verdicts({ level }: { level: LevelCoverage }) {
           />
         ))}
       </div>
-      <VerdictButtons level={level} whole={whole} wanted={wanted} />
+      <VerdictButtons level={level} numOps={numOps} requestedVerdict={requestedVerdict} />
     </>
   );
 }
 
 interface VerdictProps {
   readonly level: LevelCoverage;
-  readonly whole: number; // ops in all
-  readonly wanted: string | undefined;
+  readonly numOps: number;
+  readonly requestedVerdict: string | undefined;
 }
 
-function VerdictButtons({ level, whole, wanted }: VerdictProps) {
+function VerdictButtons({ level, numOps, requestedVerdict }: VerdictProps) {
   return (
     <div class="verdicts" role="group" aria-label="verdicts">
       {level.verdicts.map((verdict, i) => {
@@ -88,11 +88,11 @@ function VerdictButtons({ level, whole, wanted }: VerdictProps) {
             type="button"
             key={verdict}
             class={`verdict tone-${toneOf(verdict)}`}
-            aria-pressed={wanted === verdict}
-            title={`${countOf(count, "op")} ${verdict}, ${formatShare(count, whole)}`}
-            onClick={() => setParam("verdict", wanted === verdict ? null : verdict)}
+            aria-pressed={requestedVerdict === verdict}
+            title={`${pluralize(count, "op")} ${verdict}, ${formatShare(count, numOps)}`}
+            onClick={() => setParam("verdict", requestedVerdict === verdict ? null : verdict)}
           >
-            <b>{count}</b> {verdict} <span class="dim">{formatShare(count, whole)}</span>
+            <b>{count}</b> {verdict} <span class="dim">{formatShare(count, numOps)}</span>
           </button>
         );
       })}
@@ -103,10 +103,10 @@ function VerdictButtons({ level, whole, wanted }: VerdictProps) {
 function Ops({ level }: { level: LevelCoverage }) {
   const { ops } = level;
   const columns = useMemo(() => makeColumns(ops), [ops]);
-  const wanted = param("verdict");
+  const requestedVerdict = param("verdict");
   const isShown = useCallback(
-    (row: number) => !wanted || ops[row]!.verdict === wanted,
-    [ops, wanted],
+    (row: number) => !requestedVerdict || ops[row]!.verdict === requestedVerdict,
+    [ops, requestedVerdict],
   );
   const modulesOf = useCallback((row: number) => ops[row]!.modules, [ops]);
   return (
@@ -117,7 +117,7 @@ function Ops({ level }: { level: LevelCoverage }) {
         columns={columns}
         isShown={isShown}
         modules={modulesOf}
-        isSelected={isLikeSelection}
+        isSelected={isFoldedRowInSelection}
         detail={(row) => <OpDetail op={ops[row]!} />}
         empty="The model has no ops at this level."
         height="min(70vh, 60rem)"

@@ -22,6 +22,6 @@ export const VIEWS: readonly View[] = [
   compare,
 ];
 
-export function viewOf(id: string): View {
+export function findView(id: string): View {
   return VIEWS.find((view) => view.id === id) ?? overview;
 }

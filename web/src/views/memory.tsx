@@ -1,25 +1,25 @@
-/** What memory holds over a step: the curve, the peak by category, and by module. */
+/** Memory over a step: the curve, and the peak by category and by module. */
 import "./memory.css";
 import { useCallback, useMemo } from "preact/hooks";
 import type { MemoryCurve } from "../page";
 import { Bar } from "../parts/bar";
-import { Choices } from "../parts/choice";
-import { colorOf } from "../parts/colors";
+import { Choices } from "../parts/choices";
+import { seriesColor } from "../parts/colors";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
 import { formatBytes, formatShare } from "../parts/units";
-import { isInSelection, nameOf, selected } from "../store/modules";
+import { isInSelection, moduleName, selected } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
-import { Area } from "./memory/area";
-import { sumKinds } from "./memory/stack";
+import { AreaChart } from "./memory/area_chart";
+import { sumKinds } from "./memory/stacked_series";
 import type { View } from "./view";
 
 function Memory() {
   const curves = page.value.memory;
-  const chosen = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
-  const curve = curves[chosen]!;
+  const curveIndex = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
+  const curve = curves[curveIndex]!;
   return (
     <>
       <Panel
@@ -32,25 +32,25 @@ function Memory() {
               choices={curves
                 .slice(0, 8)
                 .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))}
-              value={String(chosen)}
+              value={String(curveIndex)}
               onChange={(id) => setParam("ranks", id === "0" ? null : id)}
             />
           )
         }
       >
-        <Area curve={curve} />
+        <AreaChart curve={curve} />
         <Figures curve={curve} />
       </Panel>
       <div class="memory-below">
-        <Kinds curve={curve} />
-        <Held curve={curve} />
+        <PeakByCategory curve={curve} />
+        <PeakByModule curve={curve} />
       </div>
     </>
   );
 }
 
 function describe(curve: MemoryCurve): string {
-  const where = curve.peak_module < 0 ? "" : `, while ${nameOf(curve.peak_module)} ran`;
+  const where = curve.peak_module < 0 ? "" : `, while ${moduleName(curve.peak_module)} ran`;
   const peak = `Peak: ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}`;
   return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time.`;
 }
@@ -80,20 +80,20 @@ function Figures({ curve }: { curve: MemoryCurve }) {
   );
 }
 
-function Kinds({ curve }: { curve: MemoryCurve }) {
+function PeakByCategory({ curve }: { curve: MemoryCurve }) {
   const sums = sumKinds(curve);
   return (
     <Panel title="At the peak, by category">
       <ul class="memory-kinds">
         {sums.map(({ kind, numBytes }) => (
           <li key={kind}>
-            <span class="swatch" style={{ background: colorOf(kind) }} />
+            <span class="swatch" style={{ background: seriesColor(kind) }} />
             <span class="memory-kind">{curve.kinds[kind]!.replaceAll("_", " ")}</span>
             <Bar
               value={numBytes}
-              most={sums[0]?.numBytes ?? 0}
+              max={sums[0]?.numBytes ?? 0}
               text={formatBytes(numBytes)}
-              color={colorOf(kind)}
+              color={seriesColor(kind)}
             />
             <span class="memory-share">{formatShare(numBytes, curve.peak_bytes)}</span>
           </li>
@@ -103,7 +103,7 @@ function Kinds({ curve }: { curve: MemoryCurve }) {
   );
 }
 
-function Held({ curve }: { curve: MemoryCurve }) {
+function PeakByModule({ curve }: { curve: MemoryCurve }) {
   const columns = useMemo(() => makeColumns(curve), [curve]);
   const rows = curve.at_peak;
   const moduleOf = useCallback((row: number) => rows[row]!.module, [rows]);
@@ -111,7 +111,7 @@ function Held({ curve }: { curve: MemoryCurve }) {
   const note =
     selected.value < 0
       ? "Modules that own the memory."
-      : `${nameOf(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
+      : `${moduleName(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
   return (
     <Panel title="At the peak, by module" note={note}>
       <Table
@@ -129,15 +129,15 @@ function Held({ curve }: { curve: MemoryCurve }) {
 
 function makeColumns(curve: MemoryCurve): Column[] {
   const rows = curve.at_peak;
-  const most = Math.max(0, ...rows.map((row) => row.num_bytes));
+  const max = Math.max(0, ...rows.map((row) => row.num_bytes));
   return [
     {
       id: "module",
       title: "Module",
       width: 12,
       grow: 3,
-      value: (row) => (rows[row]!.module < 0 ? "no module" : nameOf(rows[row]!.module)),
-      cell: (row) => <ModuleLink module={rows[row]!.module} text={textOf(rows[row]!.module)} />,
+      value: (row) => (rows[row]!.module < 0 ? "no module" : moduleName(rows[row]!.module)),
+      cell: (row) => <ModuleLink module={rows[row]!.module} text={linkText(rows[row]!.module)} />,
     },
     {
       id: "kind",
@@ -147,7 +147,7 @@ function makeColumns(curve: MemoryCurve): Column[] {
       value: (row) => curve.kinds[rows[row]!.kind]!.replaceAll("_", " "),
       cell: (row) => (
         <span class="clip">
-          <span class="swatch" style={{ background: colorOf(rows[row]!.kind) }} />
+          <span class="swatch" style={{ background: seriesColor(rows[row]!.kind) }} />
           {curve.kinds[rows[row]!.kind]!.replaceAll("_", " ")}
         </span>
       ),
@@ -162,16 +162,16 @@ function makeColumns(curve: MemoryCurve): Column[] {
       cell: (row) => (
         <Bar
           value={rows[row]!.num_bytes}
-          most={most}
+          max={max}
           text={formatBytes(rows[row]!.num_bytes)}
-          color={colorOf(rows[row]!.kind)}
+          color={seriesColor(rows[row]!.kind)}
         />
       ),
     },
   ];
 }
 
-function textOf(module: number): string | undefined {
+function linkText(module: number): string | undefined {
   return module < 0 ? "no module" : undefined;
 }
 

@@ -1,17 +1,17 @@
 /** The module tree × phases: an icicle above a tree-table. */
 import "./modules.css";
-import { Choices } from "../parts/choice";
-import { Empty } from "../parts/empty";
+import { Choices } from "../parts/choices";
+import { Empty } from "../parts/empty_message";
 import { Panel } from "../parts/panel";
 import { selected } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
-import { ModuleCard } from "./modules/card";
 import type { Show } from "./modules/columns";
 import { Icicle } from "./modules/icicle";
 import { listMeasures } from "./modules/measures";
-import { closeAll, openAll } from "./modules/state";
+import { ModuleCard } from "./modules/module_card";
 import { Tree } from "./modules/tree";
+import { closeAll, openAll } from "./modules/tree_state";
 import type { View } from "./view";
 
 function Modules() {

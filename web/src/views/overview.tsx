@@ -1,12 +1,12 @@
-/** What ran, what was found, how much of everything, and what was not understood. */
+/** The overview: key figures, findings, gaps and facts of the run. */
 import "./overview.css";
 import type { GapItem } from "../page";
 import { Panel } from "../parts/panel";
-import { countOf, formatNumber } from "../parts/units";
+import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
 import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
-import { Named } from "./overview/named";
+import { MatchingModules } from "./overview/matching_modules";
 import type { View } from "./view";
 
 function Overview() {
@@ -16,7 +16,7 @@ function Overview() {
       {facts.length > 0 && <Facts facts={facts} />}
       <div class="overview">
         <div class="overview-main">
-          <Named />
+          <MatchingModules />
           <Findings />
           <Gaps gaps={gaps} />
         </div>
@@ -31,7 +31,7 @@ function Run() {
   const rows: readonly [string, string][] = [
     ["ranks", run.ranks],
     ["mesh", run.mesh.map((axis) => `${axis.name}=${axis.size}`).join(" × ")],
-    ["world", run.reality],
+    ["world", run.world],
     ["torch", run.torch_version],
     ["shardscope", run.shardscope_version],
     ["recorded by", run.instruments.join(", ")],
@@ -60,7 +60,7 @@ function Gaps({ gaps }: { gaps: readonly GapItem[] }) {
   }
   const numLost = gaps.filter((gap) => gap.is_loss).length;
   const note = numLost
-    ? `${countOf(numLost, "gap")} with lost records: figures are incomplete.`
+    ? `${pluralize(numLost, "gap")} with lost records: figures are incomplete.`
     : "Figures leave these out. Nothing else is known to be missing.";
   return (
     <Panel title={`Gaps (${gaps.length})`} note={note}>

@@ -1,8 +1,8 @@
-/** Whether the parallel program computes the same, and the collectives that it issues. */
+/** Whether the parallel program computes the same results, and the collectives that were inserted. */
 import "./proof.css";
 import type { DivergenceItem, FallbackRow, InsertedRow, ParallelItem, ParityItem } from "../page";
 import { Badge } from "../parts/badge";
-import { Choices } from "../parts/choice";
+import { Choices } from "../parts/choices";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { SourceLine } from "../parts/source_line";
@@ -41,11 +41,11 @@ function WhichTensors() {
   );
 }
 
-function Words({ isFine, words }: { isFine: boolean; words: string }) {
+function Summary({ isFine, summary }: { isFine: boolean; summary: string }) {
   return (
     <p class="proof-words">
       <Badge word={isFine ? "the same" : "differs"} tone={isFine ? "good" : "bad"} />
-      <span>{words}</span>
+      <span>{summary}</span>
     </p>
   );
 }
@@ -57,11 +57,11 @@ function Parity({ item }: { item: ParityItem }) {
       note={`on ${item.mesh}`}
       controls={<WhichTensors />}
     >
-      <Words isFine={item.is_fine} words={item.words} />
+      <Summary isFine={item.is_fine} summary={item.summary} />
       {item.divergences.length > 0 && (
         <ol class="breaks">
-          {item.divergences.map((one, i) => (
-            <Divergence key={i} item={one} />
+          {item.divergences.map((divergence, i) => (
+            <Divergence key={i} item={divergence} />
           ))}
         </ol>
       )}
@@ -94,7 +94,7 @@ function Parallel({ item }: { item: ParallelItem }) {
       title={`${item.program}, partitioned for ${item.mesh}`}
       controls={item.tensors.name.length > 0 && <WhichTensors />}
     >
-      <Words isFine={item.is_fine} words={item.words} />
+      <Summary isFine={item.is_fine} summary={item.summary} />
       {item.fallbacks.length > 0 && <Fallbacks rows={item.fallbacks} />}
       {item.inserted.length > 0 && <Inserted rows={item.inserted} />}
       {item.tensors.name.length > 0 && (

@@ -2,8 +2,8 @@
 import "./sharding.css";
 import { useCallback, useMemo, useState } from "preact/hooks";
 import type { Parameters, ShardingTable } from "../page";
-import { Choices } from "../parts/choice";
-import { Empty } from "../parts/empty";
+import { Choices } from "../parts/choices";
+import { Empty } from "../parts/empty_message";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { Table } from "../parts/table";
@@ -12,8 +12,8 @@ import { isInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import { Flags, makeColumns } from "./sharding/columns";
-import { Placed } from "./sharding/drawing";
-import { rowToDraw, usableFilters } from "./sharding/rows";
+import { LayoutDrawing } from "./sharding/layout_drawing";
+import { chooseRowToDraw, listUsefulFilters } from "./sharding/parameter_filters";
 import { Summary } from "./sharding/summary";
 import type { View } from "./view";
 
@@ -40,7 +40,7 @@ function Layouts({ table }: { table: ShardingTable }) {
         {shown.map(({ name, drawing }, i) => (
           <li key={i}>
             <h3 class="mono">{name}</h3>
-            <Placed drawing={table.drawings[drawing]!} />
+            <LayoutDrawing drawing={table.drawings[drawing]!} />
           </li>
         ))}
       </ul>
@@ -50,23 +50,26 @@ function Layouts({ table }: { table: ShardingTable }) {
 
 function Audit({ table }: { table: ShardingTable }) {
   const { parameters } = table;
-  const [chosen, choose] = useState(-1);
-  const filters = useMemo(() => usableFilters(parameters), [parameters]);
+  const [selectedRow, selectRow] = useState(-1);
+  const filters = useMemo(() => listUsefulFilters(parameters), [parameters]);
   const filter = filters.find(({ id }) => id === param("show")) ?? filters[0]!;
   const columns = useMemo(() => makeColumns(parameters), [parameters]);
-  const isShown = useCallback((row: number) => filter.isOf(parameters, row), [parameters, filter]);
+  const isShown = useCallback(
+    (row: number) => filter.matches(parameters, row),
+    [parameters, filter],
+  );
   const moduleOf = useCallback((row: number) => parameters.module[row]!, [parameters]);
-  const drawn = rowToDraw(
+  const drawnRow = chooseRowToDraw(
     parameters.name.length,
-    chosen,
+    selectedRow,
     (row) => isShown(row) && isInSelection(parameters.module[row]!),
-    (row) => (table.drawings[parameters.drawing[row]!]?.pieces.length ?? 0) > 1,
+    (row) => (table.drawings[parameters.drawing[row]!]?.shards.length ?? 0) > 1,
   );
   return (
     <>
       <div class="sharding-top">
         <Summary table={table} />
-        <Drawn table={table} row={drawn} />
+        <SelectedLayout table={table} row={drawnRow} />
       </div>
       <Panel
         title="Parameters"
@@ -88,8 +91,8 @@ function Audit({ table }: { table: ShardingTable }) {
           columns={columns}
           isShown={isShown}
           modules={moduleOf}
-          onActive={choose}
-          detail={(row) => <Names parameters={parameters} row={row} />}
+          onActive={selectRow}
+          detail={(row) => <ParameterDetail parameters={parameters} row={row} />}
           empty="No parameter was recorded."
           height="min(70vh, 60rem)"
         />
@@ -98,17 +101,17 @@ function Audit({ table }: { table: ShardingTable }) {
   );
 }
 
-function Drawn({ table, row }: { table: ShardingTable; row: number }) {
+function SelectedLayout({ table, row }: { table: ShardingTable; row: number }) {
   const { parameters, drawings } = table;
   if (row < 0) return <Empty>No parameter matches the filter.</Empty>;
   const drawing = drawings[parameters.drawing[row]!];
   return (
     <Panel title="Layout" note={<span class="drawn-name mono">{parameters.name[row]}</span>}>
       {drawing ? (
-        <Placed drawing={drawing} />
+        <LayoutDrawing drawing={drawing} />
       ) : (
-        <div class="placed">
-          <p class="placed-words">{parameters.placement[row]}</p>
+        <div class="layout">
+          <p class="layout-description">{parameters.placement[row]}</p>
           <p class="dim">
             {parameters.shape[row]}, of which a rank holds {parameters.local_shape[row]}.
           </p>
@@ -118,7 +121,7 @@ function Drawn({ table, row }: { table: ShardingTable; row: number }) {
   );
 }
 
-function Names({ parameters, row }: { parameters: Parameters; row: number }) {
+function ParameterDetail({ parameters, row }: { parameters: Parameters; row: number }) {
   const facts: readonly [string, string][] = [
     ["placement", parameters.placement[row]!],
     ["live name", parameters.live_name[row]!],

@@ -1,4 +1,4 @@
-/** What the shell knows of a view. Each file of this folder exports one as `view`. */
+/** What the shell needs to know about a view. Each file of this folder exports one as `view`. */
 import type { ComponentType } from "preact";
 import type { Page } from "../page";
 
@@ -6,7 +6,7 @@ export interface View {
   readonly id: string; // its address: #/id
   readonly title: string; // of its tab
   readonly hasData: (page: Page) => boolean;
-  readonly empty: string; // a sentence for when it has none
-  readonly command?: string; // that would record some
+  readonly empty: string; // the sentence shown without data
+  readonly command?: string; // a command that records its data
   readonly Component: ComponentType;
 }

@@ -21,12 +21,14 @@ to_group_rank: Callable[..., int] = find_name(
 )
 """The rank in the group, given either a global rank or a rank in the group."""
 
-refuse_self = find_name(f"{_C10D}._check_not_self_rank", "reject sending objects to the own rank")
+refuse_self = find_name(
+    f"{_C10D}._check_not_self_rank", "reject sending objects from a rank to itself"
+)
 """Raise ValueError if a rank of the group is this process."""
 
 
 warn_not_in_group = find_name(
-    f"{_C10D}._warn_not_in_group", "warn of object collectives in groups that exclude the own rank"
+    f"{_C10D}._warn_not_in_group", "warn of object collectives in groups that exclude this rank"
 )
 """Warn that this process is not a member of the group that was passed to a function."""
 

@@ -49,7 +49,7 @@ class _Properties(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         raise _NoPropertyError(
             f"torch.cuda.get_device_properties().{name} was read in a simulated world on a machine "
-            "without a GPU, and has no answer there. Leave it out, or run on a machine with a GPU."
+            "without a GPU, where it is not known. Leave it out, or run on a machine with a GPU."
         )
 
 
@@ -227,8 +227,8 @@ def _make_on_cuda(
 def _refuse(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise WorldError(
-            f"{name}() was called in a simulated world on a machine without a GPU, and has no "
-            "answer there. Leave the call out, or run on a machine with a GPU."
+            f"{name}() was called in a simulated world on a machine without a GPU, where it "
+            "has no result. Leave the call out, or run on a machine with a GPU."
         )
 
     return refuse
@@ -432,8 +432,8 @@ def _hooks_in_bfloat16() -> Iterator[None]:
 def _refuse_data() -> None:
     """Raise: torch calls this before it creates a tensor with data on the device."""
     raise WorldError(
-        'A tensor with data was to be made on "cuda", on a machine without a GPU. In a simulated '
-        "world that is done on the thread that entered it, where tensors have no data."
+        'A tensor with data was created on "cuda", on a machine without a GPU. In a simulated '
+        "world, create it on the thread that entered the world, where tensors have no data."
     )
 
 

@@ -106,7 +106,7 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 def name_reduction(op: Any) -> str:
     """The name of a `ReduceOp` or `RedOpType`."""
     names = (name for name, reduce_op in ReduceOp.RedOpType.__members__.items() if op == reduce_op)
-    return next(names, "a reduction of its own")
+    return next(names, "a custom reduction")
 
 
 def _all_reduce(requests: Sequence[CollectiveRequest]) -> list[Tensors]:

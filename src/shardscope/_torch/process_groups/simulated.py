@@ -410,7 +410,7 @@ def _refused_nested(make: Callable[..., Any]) -> Callable[..., Any]:
             is_jagged = make.__name__ in _JAGGED or kwargs.get("layout") is torch.jagged
             layout = "jagged " if is_jagged else ""
             raise WorldError(
-                f"A {layout}nested tensor was to be made in a simulated world whose tensors have "
+                f"A {layout}nested tensor was created in a simulated world whose tensors have "
                 f"no data, which torch does not support. Use padded tensors{option}, or simulate "
                 'with device="cpu" and without materialize(), so that tensors have data; with the '
                 "command line, add --data."
@@ -466,9 +466,9 @@ def explained_lack_of_data() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, NO_DATA[:2]) or any(words in str(error) for words in _UNREADABLE):
             error.add_note(
-                "In a simulated world, tensors have no data after materialize(), nor ever on a "
-                "CUDA device that is not there, so that nothing can depend on a value (.item(), "
-                ".tolist(), if loss > …; DDP's join()). Leave that out, or simulate "
+                "In a simulated world, tensors have no data after materialize(), or on a CUDA "
+                "device that this machine does not have, so nothing can depend on a value "
+                "(.item(), .tolist(), if loss > …; DDP's join()). Leave that out, or simulate "
                 'with device="cpu", build the model with real tensors and do not call '
                 "materialize(); with the command line, add --data."
             )

@@ -96,7 +96,7 @@ class Minimizer:
         self, key: int, loaded: SubgraphInfo, graph_outcome: Outcome
     ) -> MinimizationResult:
         """The fewest failing ops; of several faults, one that makes the graph's results wrong."""
-        self._reporter.show_task("searching for the ops to blame")
+        self._reporter.show_task("searching for the failing ops")
         try:
             hints = self._find_hints(key, graph_outcome)
         except KeyboardInterrupt:

@@ -164,7 +164,7 @@ class DiagnosisPipeline:
         shown = self._writer.record_entire_function(diagnosis, self._program.call, outcome)
         if not shown.repro:
             return diagnosis
-        return add_note(shown, "The script contains the whole function.")
+        return add_note(shown, "The script contains the entire function.")
 
     def _load(self, subgraphs: Sequence[Subgraph]) -> Iterator[tuple[int, SubgraphInfo]]:
         for key, subgraph in enumerate(subgraphs):
@@ -183,7 +183,7 @@ class DiagnosisPipeline:
         """Note a graph that is checked as part of the entire function only."""
         self._has_graphs = True
         self._is_complete = False
-        self._notes.append(f"Graph {key} could not be judged alone ({why.rstrip('.')}).")
+        self._notes.append(f"Graph {key} could not be compared by itself ({why.rstrip('.')}).")
 
     def _examine_function(self, has_rng_difference: bool) -> Diagnosis | None:
         """Check the entire function: what dynamo does, and the code between graphs.
@@ -227,7 +227,7 @@ class DiagnosisPipeline:
             suspects=tuple(map(show_relative_path, outcome.suspects)),
         )
         if not diagnosis.suspects and self._is_complete:
-            note = "Each of its graphs alone is correct: no op was found to blame."
+            note = "Each of its graphs alone is correct: no failing op was found."
             diagnosis = add_note(diagnosis, note)
         return self._writer.record_entire_function(diagnosis, self._program.call, outcome)
 
@@ -258,7 +258,7 @@ class DiagnosisPipeline:
         """
         for key, loaded, outcome in outcomes:
             if outcome.condition is Condition.FINE and len(loaded.ops) > 1:
-                self._reporter.show_task(f"looking into graph {key}")
+                self._reporter.show_task(f"examining graph {key}")
                 inner = self._expose(key)
                 if inner.is_bad:
                     note = "It does not affect the results, which are correct."

@@ -271,10 +271,10 @@ def _inputs(handed: CompilerInput, subgraph: Subgraph) -> tuple[Any, ...]:
 
 
 _DESUGARED = (
-    "Its DTensors were replaced by this rank's pieces of them, and collectives by what they do "
-    "where all ranks hold the same."
+    "Its DTensors were replaced by their shards on this rank, and collectives by what they return "
+    "if all ranks hold the same values."
 )
-_LOCAL = "Collectives were replaced by what they do where all ranks hold the same."
+_LOCAL = "Collectives were replaced by what they return if all ranks hold the same values."
 
 
 @final

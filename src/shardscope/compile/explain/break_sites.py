@@ -93,7 +93,7 @@ _FIXES: tuple[tuple[str, str, str], ...] = (
     (
         "Failed to trace builtin operator",
         "",
-        "do this outside the compiled function, or with an op of torch's",
+        "do this outside the compiled function, or with a torch op",
     ),
     (
         "Unsupported function call",

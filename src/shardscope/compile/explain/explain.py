@@ -140,8 +140,8 @@ class Explaining:
         """The recording, for `show`, `save` and `merge`."""
         if self._recording is None:
             raise CompileError(
-                "what is compiled is explained when `with explaining()` ends, and it has not. "
-                "Read the explanation after the block."
+                "the explanation is not ready before the block `with explaining()` ends. "
+                "Read it after the block."
             )
         return self._recording
 

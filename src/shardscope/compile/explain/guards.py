@@ -179,4 +179,4 @@ def _resolve(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return _resolve(owner, values)[key]
         case ast.Call(func=ast.Name(id="len"), args=[owner]):
             return len(_resolve(owner, values))
-    raise ValueError(f"{type(node).__name__} is nothing that we look up")
+    raise ValueError(f"{type(node).__name__} cannot be looked up")

@@ -398,7 +398,7 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
         if all(evidence.is_near(mean, evidence.target, scale) for mean in means):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"each rank has a value of its own; averaged over {over} they match",
+                f"each rank has its own value; averaged over {over} they match",
                 names,
                 "mean",
             )
@@ -614,7 +614,7 @@ def _match_ratios(
     if len({round(ratio, 6) for _, ratio in known}) > 1:
         listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:_MAX_LISTED])
         more = ", …" if len(known) > _MAX_LISTED else ""
-        clause = f"each rank's shard is off by a factor of its own: {listed}{more}"
+        clause = f"each rank's shard is off by a different factor: {listed}{more}"
         yield Explanation(Suspect.SCALED, clause, axes)
 
 

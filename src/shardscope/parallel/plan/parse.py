@@ -77,8 +77,8 @@ def style_by_name(name: str, location: str) -> Style:
         )
     if key in _EXPERT_PARALLEL:
         raise PlanError(
-            f"{location} gives {name!r}, for which transformers has its own code that hands tokens "
-            "to experts. Give the placement of the experts' weights instead, such as "
+            f"{location} gives {name!r}, for which transformers has its own code that routes "
+            "tokens to experts. Give the placement of the experts' weights instead, such as "
             "'shard(0)' for their first dim."
         )
     raise PlanError(f"{location} gives {name!r}, which is not a style. {_suggest(key)}")

@@ -92,7 +92,7 @@ def lower_convolution(local: LoweringContext) -> Any:
     grouped_spec = local.outputs[0] if _is_transposed(local.call) else input_spec
     num_channels = grouped_spec.local_shape(local.coordinate)[channel_dim]
     per_group = weight_spec.local_shape(local.coordinate)[1]
-    assert num_channels % per_group == 0, "a rank has to hold whole groups"
+    assert num_channels % per_group == 0, "a rank has to hold entire groups"
     return local.repeat(groups=num_channels // per_group)
 
 

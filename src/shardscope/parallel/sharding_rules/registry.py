@@ -39,7 +39,7 @@ def lowering(*ops: Any) -> Callable[[Lowering], Lowering]:
 
     def register(function: Lowering) -> Lowering:
         for op in filter(None, ops):  # ops that this torch has
-            assert op not in LOWERINGS, f"{op} has two spellers"
+            assert op not in LOWERINGS, f"{op} has two lowerings"
             LOWERINGS[op] = function
         return function
 

@@ -169,7 +169,7 @@ def _join_shards(shards: dict[int, Any], spec: ShardSpec, mesh: Mesh) -> dict[in
         placement = spec.placements[axis]
         if isinstance(placement, Replicate):
             continue
-        assert isinstance(placement, Shard), "a program hands out no addends"
+        assert isinstance(placement, Shard), "a program returns no partial values"
         joined: dict[int, Any] = {}
         for coordinate in mesh.coordinates:
             if mesh.rank_at(coordinate) not in joined:

@@ -75,7 +75,7 @@ def make_matrix(recording: Recording) -> tuple[Matrix | None, str]:
 
 
 def _describe(recording: Recording, num_unknown: int) -> str:
-    words = "As rings send: each rank to the next in its group."
+    words = "Ring estimate: each rank sends to the next in its group."
     num_known, world_size = count_ranks(recording.run.ranks), recording.run.world_size
     if num_known < world_size:
         verb = "was" if num_known == 1 else "were"
@@ -93,7 +93,7 @@ def make_spans(recording: Recording) -> tuple[Spans, str]:
     """Make spans by rank and time, the longest if there are too many, and a note on the rest."""
     spans, words = list(recording.spans), ""
     if len(spans) > _MAX_SPANS:
-        words = f"Of {len(spans):,} timed stretches, the {_MAX_SPANS:,} longest are drawn."
+        words = f"Of {len(spans):,} timed spans, the {_MAX_SPANS:,} longest are drawn."
         spans = sorted(spans, key=lambda span: -span.duration_ns)[:_MAX_SPANS]
     spans.sort(key=attrgetter("rank", "start_ns", "depth"))
     return _make_columns(spans), words
@@ -143,12 +143,12 @@ def make_communication(
     chosen, left_out = _choose_calls(recording, rank_sets)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording)
-    reasons = _make_reasons(recording, rank_sets, names, index)
+    cause_rows = _make_cause_rows(recording, rank_sets, names, index)
     return Communication(
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         sums=_make_sums(recording, rank_sets, names),
-        reasons=reasons,
+        cause_rows=cause_rows,
         calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
         spans=spans,
         timings=make_timings(recording),
@@ -205,7 +205,7 @@ def _name_examples(num_calls: int, rank_sets: tuple[IdenticalRanks, ...]) -> str
     word = "rank" if len(rank_sets) == 1 else "ranks"
     return (
         f"Of {num_calls:,} collectives, these are those of {word} {named}{more}: "
-        "each other rank issued the same as one of these."
+        "every other rank issued the same collectives as one of these."
     )
 
 
@@ -264,12 +264,12 @@ def _make_sums(
     )
 
 
-def _make_reasons(
+def _make_cause_rows(
     recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
 ) -> tuple[CauseRow, ...]:
     return tuple(
         CauseRow(
-            words=names.causes.at(reason.words),
+            cause=names.causes.at(reason.words),
             what=reason.label,
             count=reason.busiest.count,
             wire_bytes=reason.busiest.wire_bytes,

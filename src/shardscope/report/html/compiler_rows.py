@@ -75,7 +75,7 @@ def _make_explanation(
     return ExplanationItem(
         target=explanation.target,
         ranks=format_ranks(compress_ranks(ranks)),
-        words=summarize_explanation(explanation).plain,
+        summary=summarize_explanation(explanation).plain,
         num_break_events=explanation.num_break_events,
         graphs=graphs,
         break_sites=tuple(_make_break(site, index) for site in explanation.break_sites),

@@ -55,7 +55,7 @@ def _make_parity(parity: Parity, index: Index, findings: Sequence[Finding]) -> P
     tensors = _make_table(parity.tensors, fine=TOLERABLE)
     return ParityItem(
         mesh=name_mesh(parity.axes),
-        words=summarize_parity(parity, findings).plain,
+        summary=summarize_parity(parity, findings).plain,
         is_fine=bool(parity.tensors) and all(tensors.is_fine),
         tensors=tensors,
         divergences=tuple(_make_divergence(divergence, index) for divergence in parity.divergences),
@@ -97,7 +97,7 @@ def _make_parallel(program: Parallelization, index: Index) -> ParallelItem:
     return ParallelItem(
         program=program.program,
         mesh=name_mesh(program.axes),
-        words=f"{summarize_parallel(program).plain}. {summarize_proof(program).plain}",
+        summary=f"{summarize_parallel(program).plain}. {summarize_proof(program).plain}",
         is_fine=bool(program.verdicts) and all(tensors.is_fine),
         inserted=tuple(_make_inserted(group, index) for group in inserted),
         fallbacks=tuple(_make_fallback(group, index) for group in fallbacks),

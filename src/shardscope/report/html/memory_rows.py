@@ -16,7 +16,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.report.html.page_index import Index
-from shardscope.report.html.page_views import HeldRow, MemoryCurve, PhaseStretch
+from shardscope.report.html.page_views import MemoryCurve, PeakRow, PhaseRange
 from shardscope.report.text.memory_profile import ESTIMATE, describe_room, most_bytes
 
 _MAX_SAMPLES = 1_500
@@ -92,7 +92,7 @@ def _make_curve(
         peak_phase=profile.peak_phase,
         peak_module=index.module(profile.peak_module),
         at_peak=tuple(
-            HeldRow(
+            PeakRow(
                 kind=positions[use.kind],
                 module=index.module(use.module),
                 num_bytes=use.num_bytes,
@@ -121,10 +121,10 @@ def _by_kind(samples: Sequence[MemorySample]) -> dict[MemoryKind, tuple[int, ...
     }
 
 
-def _find_phases(samples: Sequence[MemorySample]) -> tuple[PhaseStretch, ...]:
-    stretches, first = [], 0
+def _find_phases(samples: Sequence[MemorySample]) -> tuple[PhaseRange, ...]:
+    ranges, first = [], 0
     for phase, run in groupby(samples, key=lambda sample: sample.phase):
         last = first + len(list(run)) - 1
-        stretches.append(PhaseStretch(phase=phase, first=first, last=last))
+        ranges.append(PhaseRange(phase=phase, first=first, last=last))
         first = last + 1
-    return tuple(stretches)
+    return tuple(ranges)

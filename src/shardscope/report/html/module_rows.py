@@ -228,7 +228,7 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         type=tuple("|".join(node.types) for node in nodes),
         parent=tuple(tree.parents),
         end=tuple(tree.find_ends()),
-        alike=tuple(first_identical),
+        first_identical=tuple(first_identical),
         repeat=tuple(repeat),
         what=tuple(map(describe_kinds, nodes)),
         is_uneven=tuple(row.is_uneven for row in traffic),

@@ -31,7 +31,7 @@ def make_run(recording: Recording) -> RunFacts:
         mesh=run.axes,
         world_size=run.world_size,
         ranks=name_ranks(run),
-        reality=describe_reality(recording),
+        world=describe_reality(recording),
         torch_version=run.torch_version,
         shardscope_version=run.shardscope_version,
         command=run.command,

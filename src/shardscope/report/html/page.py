@@ -23,11 +23,12 @@ from shardscope.report.model.names import shorten
 class Modules(Struct, frozen=True, kw_only=True):
     """All modules in the order of a walk from the root, in columns; figures are of one rank.
 
-    Where ranks differ they are the busiest rank's, and `is_uneven` says so. A module that is like
-    an earlier sibling but for its number has that one's position in `alike`, others their own;
-    folding leaves out whatever is not its own, with all below it. Columns of phases are in the
-    order of `phases`. `own` figures leave out children, `total` figures do not. `recorded` names
-    the columns whose figures were recorded: zeros of the others mean nothing.
+    Where ranks differ, figures are the busiest rank's and `is_uneven` is true. `first_identical`
+    is the position of the first sibling that is identical except for its number, or the module's
+    own position; folding hides every module whose `first_identical` is another module, and its
+    descendants. Columns by phase are in the order of `phases`. `own` figures exclude children,
+    `total` figures include them. `recorded` names the columns whose figures were recorded: zeros
+    in other columns mean nothing.
     """
 
     recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
@@ -38,7 +39,7 @@ class Modules(Struct, frozen=True, kw_only=True):
     type: tuple[str, ...] = ()
     parent: tuple[int, ...] = ()
     end: tuple[int, ...] = ()  # position after the last one below it
-    alike: tuple[int, ...] = ()
+    first_identical: tuple[int, ...] = ()
     repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
     what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
     is_uneven: tuple[bool, ...] = ()
@@ -47,7 +48,7 @@ class Modules(Struct, frozen=True, kw_only=True):
     total_input_bytes: tuple[int, ...] = ()
     own_wire_bytes: tuple[int, ...] = ()
     total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # likewise
-    total_parameters: tuple[int, ...] = ()  # elements, of the whole model; tied ones once
+    total_parameters: tuple[int, ...] = ()  # elements of the global parameters; tied ones once
     total_parameter_bytes: tuple[int, ...] = ()
     total_local_bytes: tuple[int, ...] = ()  # of them, on one rank
     total_peak_bytes: tuple[int, ...] = ()  # at the peak of memory
@@ -56,7 +57,7 @@ class Modules(Struct, frozen=True, kw_only=True):
 
 
 class RankRow(Struct, frozen=True, kw_only=True):
-    """Ranks that issued the same."""
+    """Ranks that issued the same collectives."""
 
     ranks: str
     example: int  # one of them
@@ -80,7 +81,7 @@ class Sum(Struct, frozen=True, kw_only=True):
 class CauseRow(Struct, frozen=True, kw_only=True):
     """A cause and its collectives; the most expensive come first."""
 
-    words: int  # position in Communication.causes
+    cause: int  # position in Communication.causes
     what: str  # `all_gather[tp]`
     count: int
     wire_bytes: int
@@ -123,7 +124,7 @@ class Calls(Struct, frozen=True, kw_only=True):
 
 
 class Spans(Struct, frozen=True, kw_only=True):
-    """Named stretches of time in columns."""
+    """Named time spans in columns."""
 
     rank: tuple[int, ...] = ()
     name: tuple[int, ...] = ()  # position in `names`
@@ -135,7 +136,7 @@ class Spans(Struct, frozen=True, kw_only=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """What the spans of one name add up to by one clock, on the rank that took longest."""
+    """Sum of the spans of one name and clock, on the rank where they took longest."""
 
     name: str
     device: str
@@ -143,12 +144,12 @@ class Timing(Struct, frozen=True, kw_only=True):
     num_ranks: int  # that have such spans
     count: int
     total_ns: int
-    self_ns: int  # less what spans within them took
+    self_ns: int  # excluding spans within them
     max_ns: int  # of one span
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
-    """Bytes from rank to rank if groups run rings; `sender` and `receiver` are positions."""
+    """Bytes sent from rank to rank by ring algorithms; `sender` and `receiver` are positions."""
 
     ranks: tuple[int, ...]
     sender: tuple[int, ...]
@@ -157,7 +158,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """All collectives and their causes. Lists of names come first; all else points into them."""
+    """All collectives and their causes. Other fields are positions in the lists of names."""
 
     axes: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -167,39 +168,39 @@ class Communication(Struct, frozen=True, kw_only=True):
     groups: tuple[GroupRow, ...]
     ranks: tuple[RankRow, ...]
     sums: tuple[Sum, ...]
-    reasons: tuple[CauseRow, ...]
+    cause_rows: tuple[CauseRow, ...]
     calls: Calls = Calls()
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
     matrix_note: str = ""  # why there is none, or what it leaves out
     left_out: str = ""  # which calls are not in `calls`, where there are too many
-    scope: str = ""  # what figures are of: `over 2 forward passes, rank 0 of 8, simulated`
-    clock: str = ""  # what to know of the times of spans: `time of the simulation, not of a run`
+    scope: str = ""  # what the figures cover: `over 2 forward passes, rank 0 of 8, simulated`
+    clock: str = ""  # caveat on the times of spans: `time of the simulation, not of a run`
 
 
-_MAX_ROWS = 5_000  # more than anybody scrolls through; a file must stay small
+_MAX_ROWS = 5_000  # the file must stay small, and more rows are not read
 _MAX_TEXT = 400  # characters of a value
 
 
 class ChangeRow(Struct, frozen=True, kw_only=True):
-    """Something that is not the same; `before` and `after` are for people, `delta` sorts."""
+    """A difference; `before` and `after` are texts, `delta` is what the column sorts by."""
 
     area: int
     status: str  # added, gone, changed
-    module: int  # of the second recording; -1 where it has none such
+    module: int  # of the second recording; -1 if it has no such module
     path: str  # folded: `layers.{0…31}.attn`
     what: str
     before: str
     after: str
-    delta: float  # after less before where they are numbers; none counts as zero
-    is_worse: bool | None = None  # None where neither is better
+    delta: float  # after minus before where they are numbers; a missing value counts as zero
+    is_worse: bool | None = None  # None if neither is better
     repeat: int = 1
     because: str = ""  # what led to it
 
 
 class AreaSum(Struct, frozen=True, kw_only=True):
-    """How much of one kind changed, and its totals."""
+    """Number of changes in one area, and its totals."""
 
     name: str  # of the area: collectives, bytes, graph breaks, …
     before: str
@@ -281,7 +282,7 @@ def _make_row(row: Change, area: int, positions_by_name: Mapping[str, int]) -> C
 
 
 FORMAT = "shardscope.page"
-SCHEMA = 2
+SCHEMA = 3
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -291,19 +292,19 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     mesh: tuple[Axis, ...]
     world_size: int
     ranks: str  # `all 1,024 ranks`
-    reality: str  # simulated, real process group, one process
+    world: str  # simulated, real process group, one process
     torch_version: str
     shardscope_version: str
     command: str
     instruments: tuple[str, ...]
     checks: str  # `checked by: trace; not run: audit, coverage`
-    no_gaps: str  # what it means that there are no gaps
-    scope: str  # what figures of collectives are of: `rank 0 of 8, over 2 forward passes`
-    num_forwards: int | None  # how often the model ran forward; None where that was not counted
+    no_gaps: str  # the sentence shown if there are no gaps
+    scope: str  # what the figures of collectives cover: `rank 0 of 8, over 2 forward passes`
+    num_forwards: int | None  # of the model; None if they were not counted
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """A figure of the overview; `view` is where it leads."""
+    """A figure of the overview; `view` is the view that it links to."""
 
     label: str
     value: str
@@ -319,14 +320,14 @@ class FindingItem(Struct, frozen=True, kw_only=True):
     subject: str
     fact: str
     remedy: str
-    ranks: str = ""  # `rank 0`, `ranks 0-7`; empty where it is of none
-    count: int = 1  # findings that are alike but for their layer or rank
+    ranks: str = ""  # `rank 0`, `ranks 0-7`; empty if it does not concern particular ranks
+    count: int = 1  # findings that are identical except for their layer or rank
     module: int = -1
     source: int = -1
 
 
 class GapItem(Struct, frozen=True, kw_only=True):
-    """Something that was not understood."""
+    """Something that was not observed or not understood."""
 
     place: str
     fact: str
@@ -344,7 +345,7 @@ class Sources(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """All that one page shows. A view that has nothing to show is None or empty."""
+    """The data of one page. A view without data is None or empty."""
 
     run: RunFacts
     facts: tuple[Fact, ...] = ()

@@ -50,7 +50,7 @@ class RecompileRow(Struct, frozen=True, kw_only=True):
 
 
 class SkippedRow(Struct, frozen=True, kw_only=True):
-    """A function left to Python."""
+    """A function that was not compiled and ran eagerly."""
 
     function: str
     reason: str
@@ -63,15 +63,15 @@ class StageRow(Struct, frozen=True, kw_only=True):
 
     stage: str
     num_calls: int
-    total_ns: int | None  # None is not known
+    total_ns: int | None  # None: not known
 
 
 class ExplanationItem(Struct, frozen=True, kw_only=True):
-    """What torch.compile made of one function; ranks that agree share one."""
+    """The graphs of one compiled function; identical ranks share an item."""
 
     target: str
     ranks: str
-    words: str  # a sentence: `3 graphs, broken at 2 lines`
+    summary: str  # `3 graphs, broken at 2 lines`
     num_break_events: int
     graphs: tuple[GraphItem, ...] = ()
     break_sites: tuple[BreakRow, ...] = ()
@@ -82,7 +82,7 @@ class ExplanationItem(Struct, frozen=True, kw_only=True):
 
 
 class SuspectRow(Struct, frozen=True, kw_only=True):
-    """An op to blame."""
+    """An op that is necessary for the failure."""
 
     op: str
     module: int = -1
@@ -90,7 +90,7 @@ class SuspectRow(Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisItem(Struct, frozen=True, kw_only=True):
-    """Whether a compiled function is right."""
+    """The diagnosis of one compiled function."""
 
     target: str
     backend: str
@@ -121,12 +121,12 @@ class Compiler(Struct, frozen=True, kw_only=True):
 
 
 class ShardingRow(Struct, frozen=True, kw_only=True):
-    """One way to lay out an op's inputs."""
+    """One combination of placements of an op's inputs."""
 
     inputs: str
     verdict: str
     outputs: str = ""
-    num_bytes: int | None = None  # None is not known
+    num_bytes: int | None = None  # None: not known
     detail: str = ""
 
 
@@ -138,7 +138,7 @@ class OpRow(Struct, frozen=True, kw_only=True):
     verdict: str
     num_forward: int = 0
     num_backward: int = 0
-    flops: int | None = None  # None where there is no formula for it
+    flops: int | None = None  # None if torch has no formula for it
     moved_bytes: int = 0
     detail: str = ""
     remedy: str = ""
@@ -159,16 +159,16 @@ class LevelCoverage(Struct, frozen=True, kw_only=True):
     ops: tuple[OpRow, ...]
 
 
-class HeldRow(Struct, frozen=True, kw_only=True):
-    """What one module held of one kind at the peak; the most comes first."""
+class PeakRow(Struct, frozen=True, kw_only=True):
+    """Bytes of one kind that one module owned at the peak; the most come first."""
 
     kind: int
     module: int
     num_bytes: int
 
 
-class PhaseStretch(Struct, frozen=True, kw_only=True):
-    """From which moment to which (both included) a phase lasted, as positions of samples."""
+class PhaseRange(Struct, frozen=True, kw_only=True):
+    """Positions of the first and the last sample of a phase."""
 
     phase: str
     first: int
@@ -176,29 +176,29 @@ class PhaseStretch(Struct, frozen=True, kw_only=True):
 
 
 class MemoryCurve(Struct, frozen=True, kw_only=True):
-    """A step's memory on ranks that held the same; columns have one entry for each sample.
+    """Memory over a step on identical ranks; columns have one entry for each sample.
 
-    Where there were more moments than a screen has columns, the highest of each stretch is kept,
-    and the peak always. The curve of the ranks that need most comes first; of others there are
-    fewer moments, and of what they held at the peak only the largest.
+    If there are more samples than a screen has columns, neighbouring samples are reduced to the
+    highest of them; the peak is always included. The curve of the ranks that need most memory
+    comes first. Other curves have fewer samples, and only the largest entries at the peak.
     """
 
     ranks: str
     kinds: tuple[str, ...]
     order: tuple[int, ...]
     num_bytes: tuple[tuple[int, ...], ...]  # a column for each kind
-    module: tuple[int, ...]  # that ran
-    phases: tuple[PhaseStretch, ...]
+    module: tuple[int, ...]  # the running module
+    phases: tuple[PhaseRange, ...]
     peak: int  # position of the sample
     peak_bytes: int
     peak_phase: str
     peak_module: int
-    at_peak: tuple[HeldRow, ...]
-    first_peak_bytes: int | None = None  # None is what was not recorded
+    at_peak: tuple[PeakRow, ...]
+    first_peak_bytes: int | None = None  # None: not recorded
     reserved_bytes: int | None = None
     needed_bytes: int | None = None
     device_bytes: int | None = None
-    room: str = ""  # whether it fits in the device, in words
+    room: str = ""  # whether it fits on the device
     caveat: str = ""  # where the figures come from
 
 
@@ -217,7 +217,7 @@ class VerdictTable(Struct, frozen=True, kw_only=True):
 
 
 class DivergenceItem(Struct, frozen=True, kw_only=True):
-    """Where the two versions part."""
+    """The first module or op whose result differs."""
 
     module: int
     path: str
@@ -233,26 +233,26 @@ class ParityItem(Struct, frozen=True, kw_only=True):
     """A comparison with the single device."""
 
     mesh: str
-    words: str  # a sentence: `all of 312 tensors agree`
+    summary: str  # `all of 312 tensors agree`
     is_fine: bool
     tensors: VerdictTable
     divergences: tuple[DivergenceItem, ...] = ()
 
 
 class InsertedRow(Struct, frozen=True, kw_only=True):
-    """Collectives that were put in, alike but for their layer."""
+    """Inserted collectives that are identical except for their layer."""
 
     what: str
     phase: str
     count: int
-    size_bytes: int  # that a rank puts into all of them
+    size_bytes: int  # input of all of them on one rank
     cause: str
     module: int = -1
     source: int = -1
 
 
 class FallbackRow(Struct, frozen=True, kw_only=True):
-    """Ops that could not run on pieces, alike but for their layer."""
+    """Ops that could not run sharded, identical except for their layer."""
 
     op: str
     kind: str
@@ -266,11 +266,11 @@ class FallbackRow(Struct, frozen=True, kw_only=True):
 
 
 class ParallelItem(Struct, frozen=True, kw_only=True):
-    """A program that was cut for a mesh."""
+    """A program that was partitioned for a mesh."""
 
     program: str
     mesh: str
-    words: str
+    summary: str
     is_fine: bool
     inserted: tuple[InsertedRow, ...] = ()
     fallbacks: tuple[FallbackRow, ...] = ()
@@ -278,14 +278,14 @@ class ParallelItem(Struct, frozen=True, kw_only=True):
 
 
 class Proof(Struct, frozen=True, kw_only=True):
-    """All comparisons and all programs that were cut."""
+    """All parity checks and all partitioned programs."""
 
     parity: tuple[ParityItem, ...] = ()
     parallel: tuple[ParallelItem, ...] = ()
 
 
-class Piece(Struct, frozen=True, kw_only=True):
-    """A part of a tensor, as a rectangle in shares (0 to 1) of its last two cut dims."""
+class ShardRectangle(Struct, frozen=True, kw_only=True):
+    """A shard, drawn as a rectangle: shares (0 to 1) of the last two sharded dims of its tensor."""
 
     left: float
     top: float
@@ -293,19 +293,19 @@ class Piece(Struct, frozen=True, kw_only=True):
     height: float
     ranks: str  # that hold it
     indices: str  # `[0:512, :]`
-    color: int  # the same for pieces that one rank of the first group holds
+    color: int  # the same for shards that one rank of the first group holds
 
 
 class Drawing(Struct, frozen=True, kw_only=True):
-    """The layout of tensors of one shape and placement; `pieces` is empty if there are too many."""
+    """The layout of tensors of one shape and placement; `shards` is empty if there are too many."""
 
     shape: tuple[int, ...]
     placements: tuple[str, ...]
     axes: tuple[str, ...]
-    words: str  # `rows cut in 8 along tp, a copy on each of 128 dp`
-    horizontal: str = ""  # what the picture's sides are: `dim 1: 4096`
+    description: str  # `rows sharded 8 ways over tp, replicated over dp (128)`
+    horizontal: str = ""  # labels of the drawing's sides: `dim 1: 4096`
     vertical: str = ""
-    pieces: tuple[Piece, ...] = ()
+    shards: tuple[ShardRectangle, ...] = ()
     note: str = ""
 
 
@@ -319,7 +319,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
     dtype: tuple[str, ...] = ()
     drawing: tuple[int, ...] = ()
     placement: tuple[str, ...] = ()  # `dp: Shard(0), tp: Replicate`
-    global_bytes: tuple[int | None, ...] = ()  # None is not recorded
+    global_bytes: tuple[int | None, ...] = ()  # None: not recorded
     local_bytes: tuple[int | None, ...] = ()
     is_trainable: tuple[bool, ...] = ()
     is_buffer: tuple[bool, ...] = ()
@@ -333,7 +333,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
 
 
 class LayoutRow(Struct, frozen=True, kw_only=True):
-    """A tensor whose layout was asked for by itself."""
+    """A tensor whose layout was recorded by itself, without an audit."""
 
     name: str
     drawing: int
@@ -344,7 +344,7 @@ class ShardingTable(Struct, frozen=True, kw_only=True):
 
     parameters: Parameters
     drawings: tuple[Drawing, ...]
-    global_bytes: int | None = None  # None is not recorded
+    global_bytes: int | None = None  # None: not recorded
     local_bytes: int | None = None
-    replicated_bytes: int | None = None  # of what a rank holds, what others hold as well
+    replicated_bytes: int | None = None  # held by a rank and by others as well
     layouts: tuple[LayoutRow, ...] = ()

@@ -20,7 +20,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.units import plural
-from shardscope.report.html.page_views import Drawing, Piece
+from shardscope.report.html.page_views import Drawing, ShardRectangle
 from shardscope.report.model.holdings import (
     AxisSharding,
     describe_shardings,
@@ -79,7 +79,7 @@ class Mesh:
             yield rank
 
 
-MAX_PIECES = 64
+MAX_SHARDS = 64
 _DIGITS = 6  # decimals of a fraction: a millionth of a screen
 
 
@@ -158,9 +158,9 @@ def _write_index(stretches: Stretches, size: int) -> str:
     return " and ".join(f"{start}:{stop}" for start, stop in stretches)
 
 
-def make_pieces(sides: Sides, parts: Sequence[Part]) -> tuple[Piece, ...]:
+def make_rectangles(sides: Sides, parts: Sequence[Part]) -> tuple[ShardRectangle, ...]:
     """Make a rectangle for each index range of each part; equal rectangles are merged."""
-    pieces: dict[tuple[_Extent, _Extent], tuple[int, str, list[str]]] = {}
+    rectangles: dict[tuple[_Extent, _Extent], tuple[int, str, list[str]]] = {}
     for color, part in enumerate(parts):
         if any(part.length(dim) == 0 for dim in range(len(sides.shape))):
             continue
@@ -168,10 +168,10 @@ def make_pieces(sides: Sides, parts: Sequence[Part]) -> tuple[Piece, ...]:
             sides.extents(part, sides.vertical), sides.extents(part, sides.horizontal)
         ):
             indices = sides.write_indices(part, rows, columns)
-            _, _, ranks = pieces.setdefault((rows, columns), (color, indices, []))
+            _, _, ranks = rectangles.setdefault((rows, columns), (color, indices, []))
             ranks.append(part.ranks)
     return tuple(
-        Piece(
+        ShardRectangle(
             left=round(columns.start, _DIGITS),
             top=round(rows.start, _DIGITS),
             width=round(columns.length, _DIGITS),
@@ -180,7 +180,7 @@ def make_pieces(sides: Sides, parts: Sequence[Part]) -> tuple[Piece, ...]:
             indices=indices if len(ranks) == 1 else f"{indices} and more",
             color=color,
         )
-        for (rows, columns), (color, indices, ranks) in pieces.items()
+        for (rows, columns), (color, indices, ranks) in rectangles.items()
     )
 
 
@@ -195,7 +195,7 @@ def describe_sizes(shape: tuple[int, ...], parts: Sequence[Part]) -> str:
             sizes = " and ".join(
                 f"{length:,}" for length in sorted(lengths, reverse=True) if length
             )
-            empty = f"; {plural(lengths[0], 'part')} with nothing" if lengths[0] else ""
+            empty = f"; {plural(lengths[0], 'empty shard')}" if lengths[0] else ""
             sentences.append(f"Dim {dim} is sharded unevenly, in shards of {sizes}{empty}.")
     return " ".join(sentences)
 
@@ -215,7 +215,7 @@ def draw_placements(
     sizes = {axis: mesh.size(axis) for axis in axes}
     shardings = read_shardings([(axis, sizes[axis] or 0) for axis in axes], placements, len(shape))
     if not all(sizes.values()):
-        return _draw(shape, shardings, [], note="How many ranks its mesh has is not known.")
+        return _draw(shape, shardings, [], note="The number of ranks of its mesh is not known.")
     ordered = order_shardings(shardings)
     drawn = _choose_drawn_axes(ordered)
     if ordered and not drawn:
@@ -245,20 +245,20 @@ def draw_layout(layout: TensorLayout) -> Drawing:
     shardings = read_shardings(sizes, layout.placements, len(layout.shape))
     num_dims = len(layout.shape)
     slices = [shard for shard in layout.slices if len(shard.stretches) == num_dims]
-    if len(slices) > MAX_PIECES:
+    if len(slices) > MAX_SHARDS:
         return _draw(layout.shape, shardings, [], note=_explain_many(len(slices)))
     parts = [Part(format_ranks(shard.ranks), shard.stretches) for shard in slices]
     return _draw(layout.shape, shardings, parts)
 
 
 def _explain_many(num_parts: int) -> str:
-    return f"{num_parts:,} pieces are too many to draw."
+    return f"{num_parts:,} shards are too many to draw."
 
 
 def _choose_drawn_axes(shardings: Sequence[AxisSharding]) -> list[AxisSharding]:
-    """Choose shardings until there are few enough pieces; the last sharding of a dim goes first."""
+    """Choose shardings until there are few enough shards; the last sharding of a dim goes first."""
     drawn = list(shardings)
-    while math.prod(sharding.size for sharding in drawn) > MAX_PIECES:
+    while math.prod(sharding.size for sharding in drawn) > MAX_SHARDS:
         last = {sharding.dim: sharding for sharding in drawn}
         drawn.remove(max(last.values(), key=lambda sharding: sharding.size))
     return drawn
@@ -285,16 +285,16 @@ def _draw(
     note: str = "",
 ) -> Drawing:
     sides = Sides.choose(shape, parts)
-    pieces = make_pieces(sides, parts)
-    if len(pieces) > MAX_PIECES:
-        pieces, note = (), _explain_many(len(pieces))
+    rectangles = make_rectangles(sides, parts)
+    if len(rectangles) > MAX_SHARDS:
+        rectangles, note = (), _explain_many(len(rectangles))
     return Drawing(
         shape=shape,
         placements=tuple(sharding.placement for sharding in shardings),
         axes=tuple(sharding.axis for sharding in shardings),
-        words=describe_shardings(shardings, len(shape)),
+        description=describe_shardings(shardings, len(shape)),
         horizontal=sides.name(sides.horizontal),
         vertical=sides.name(sides.vertical),
-        pieces=pieces,
+        shards=rectangles,
         note=" ".join(filter(None, (note, describe_sizes(shape, parts)))),
     )

@@ -170,7 +170,7 @@ class Details:
             ("input", _format_bytes(node.input_bytes())),
             ("sent", _format_bytes(node.wire_bytes())),
             (
-                "alike",
+                "identical",
                 Text(f"{len(entry.paths):,}, figures per layer") if entry.repeat > 1 else Text(),
             ),
         ]

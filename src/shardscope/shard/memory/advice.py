@@ -291,7 +291,7 @@ def _chunk_loss(profile: MemoryProfile, recording: Recording, facts: StepFacts) 
         "loss",
         f"tensors computed outside any module, such as the loss, take "
         f"{format_bytes(loss_bytes)} at the peak",
-        "Compute output layer and loss in pieces (say eight) of the sequence, each under "
+        "Compute output layer and loss in chunks (eight, for example) of the sequence, each under "
         "torch.utils.checkpoint, and do not cast all logits to fp32 at once.",
     )
 

@@ -216,7 +216,7 @@ def _check_function(function: object, phase: str) -> None:
     name = getattr(function, "__qualname__", type(function).__name__)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise PhaseError(
-            f"phases({phase!r}) cannot time {name}, a generator: its body runs piece by piece, "
+            f"phases({phase!r}) cannot time {name}, a generator: its body runs in parts, "
             f"between its caller's lines. Write `with phases({phase!r}):` inside it, around lines "
             "without a yield, or around what asks it for the next item."
         )

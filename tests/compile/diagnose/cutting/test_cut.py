@@ -148,7 +148,7 @@ def inputs_of(part: Subgraph) -> list[str]:
     return [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
 
 
-def test_taking_tuples_apart_belongs_to_what_made_them() -> None:
+def test_getitem_nodes_belong_to_the_op_that_made_the_tuple() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         a, b = x.chunk(2)
         return (a + b)[0]
@@ -161,7 +161,7 @@ def test_taking_tuples_apart_belongs_to_what_made_them() -> None:
     assert outputs_of(part) == ["a", "b"]
 
 
-def test_inputs_stand_for_what_is_left_out_and_outputs_for_who_is_left_out() -> None:
+def test_inputs_replace_removed_producers_and_outputs_feed_removed_consumers() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         a = x.sin()
         b = a.cos()
@@ -194,7 +194,7 @@ def test_a_value_that_is_written_to_in_between_is_given_twice() -> None:
     assert inputs_of(recorded.extract(["early", "zero_", "late"])) == ["y"]
 
 
-def test_what_is_kept_and_then_written_to_by_what_is_not_keeps_its_name() -> None:
+def test_a_kept_value_that_removed_ops_write_to_keeps_its_name() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
         y.zero_()

@@ -84,7 +84,7 @@ def test_a_process_group_of_its_own_within_a_session_counts_for_both() -> None:
         child.communicate(b"\n")
 
 
-def test_who_is_not_given_a_processor_to_look_at_the_clock_counts_little(
+def test_time_between_two_looks_at_the_clock_is_limited(
     machine: FakeMachine,
 ) -> None:
     clock = SessionClock(SESSION)

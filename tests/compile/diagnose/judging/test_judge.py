@@ -63,7 +63,7 @@ def test_gradients_are_not_asked_for_where_none_are_wanted():
     assert check_accuracy(part, Compiler(wrong_backward)).condition is Condition.FINE
 
 
-def test_an_output_cut_off_from_its_inputs_is_a_fault_of_backward():
+def test_an_output_detached_from_its_inputs_is_a_fault_of_backward():
     outcome = check_accuracy(
         layered(), Compiler(after(lambda outputs: [output.detach() for output in outputs]))
     )

@@ -164,7 +164,7 @@ def test_what_is_written_in_place_is_written() -> None:
     assert got.data_ptr() == x.data_ptr()
 
 
-def test_a_group_that_is_an_input_is_one_no_more(lonely_gloo: dist.ProcessGroup) -> None:
+def test_a_group_is_no_longer_an_input(lonely_gloo: dist.ProcessGroup) -> None:
     subgraph = make_subgraph((ops.all_reduce.default, ("sum", ...)), group=lonely_gloo)
     local = replace_collectives(subgraph)
     assert len(local.inputs) == 1
@@ -179,6 +179,6 @@ def test_gradients_go_through_what_a_collective_became() -> None:
     assert torch.equal(x.grad, torch.full_like(x, 3))
 
 
-def test_a_graph_that_says_nothing_stays_as_it_is() -> None:
+def test_a_graph_without_collectives_is_unchanged() -> None:
     subgraph = make_subgraph((torch.relu, ()))
     assert replace_collectives(subgraph) is subgraph

@@ -36,7 +36,7 @@ def test_an_output_that_is_missing_is_wrong() -> None:
     assert fact == "the length of output is missing"
 
 
-def test_a_further_call_that_fails_is_unrest() -> None:
+def test_a_further_call_that_fails_is_nondeterminism() -> None:
     calls = iter([double])
     fact = find_unrest(double, lambda x: next(calls)(x), make_inputs, False)
     assert fact == "a further call fails: StopIteration: "

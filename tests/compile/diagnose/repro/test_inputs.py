@@ -155,7 +155,9 @@ def test_a_few_hundred_numbers_are_inlined_and_the_rest_goes_into_a_file(tmp_pat
         (object(), "input 0 cannot be written down: object cannot be reached by a name"),
     ],
 )
-def test_what_cannot_be_written_down_is_refused(value: Any, reason: str, tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_written_as_code_is_refused(
+    value: Any, reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(NotPrintable, match=reason):
         write_repro(pass_through((value,)), Compiler("inductor"), WRONG, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -211,7 +213,7 @@ def test_sizes_that_were_left_open_are_left_open_again(tmp_path: Path) -> None:
     assert "dynamic=True" in assert_same(subgraph, path)
 
 
-def test_nicer_inputs_are_taken_if_it_still_fails_with_them(tmp_path: Path) -> None:
+def test_simpler_inputs_are_used_if_it_still_fails_with_them(tmp_path: Path) -> None:
     inputs = (
         torch.randn(3),
         torch.randn(20, 20, requires_grad=True),

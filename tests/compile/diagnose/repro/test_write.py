@@ -199,7 +199,7 @@ def test_a_script_exits_with_0_where_nothing_is_wrong_and_with_2_on_another_erro
     assert "no relu for graph" in capsys.readouterr().err
 
 
-def test_a_restless_backend_is_seen_to_be_one(
+def test_a_nondeterministic_backend_is_detected(
     subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = Outcome(Condition.NONDETERMINISTIC)

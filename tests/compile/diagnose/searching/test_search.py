@@ -72,7 +72,7 @@ def test_several_scattered_ops_are_found(num_needed: int, bar: int) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 10, 40])
-def test_of_a_row_of_needed_ops_each_costs_about_one_question(length: int) -> None:
+def test_each_of_several_adjacent_needed_ops_costs_about_one_query(length: int) -> None:
     rng = random.Random(length)
     for _ in range(20):
         first = rng.randrange(400 - length)
@@ -178,13 +178,13 @@ def test_what_cannot_be_built_is_neither_taken_for_the_failure_nor_for_a_pass() 
     assert asked[frozenset(shrunk.passing)] is Answer.PASSES
 
 
-def test_a_suspect_that_fails_alone_costs_one_question() -> None:
+def test_a_suspect_that_fails_alone_costs_one_query() -> None:
     keep, shrunk = search(400, lambda ops: 311 in ops, suspects=["n311", "n5"])
     assert (keep, shrunk.num_queries, shrunk.is_minimal) == (frozenset({311}), 1, True)
 
 
 @pytest.mark.parametrize(("suspects", "bar"), [(("gone", "n1", "n2", "n3"), 17), (("n300",), 17)])
-def test_wrong_suspects_cost_few_questions(suspects: tuple[str, ...], bar: int) -> None:
+def test_wrong_suspects_cost_few_queries(suspects: tuple[str, ...], bar: int) -> None:
     keep, shrunk = search(400, lambda ops: 311 in ops, suspects=suspects)
     assert (keep, shrunk.is_minimal) == (frozenset({311}), True)
     assert shrunk.num_queries <= bar
@@ -201,7 +201,7 @@ def test_the_other_of_two_is_searched_for_near_the_one_where_it_showed(
     assert shrunk.num_queries <= bar
 
 
-def test_no_set_is_asked_about_twice() -> None:
+def test_no_subset_is_tested_twice() -> None:
     asked: list[frozenset[int]] = []
 
     def oracle(ops: frozenset[int]) -> bool:
@@ -257,6 +257,6 @@ def test_progress_counts_down_to_the_end() -> None:
     assert reports[-1].size == 1
 
 
-def test_an_empty_program_needs_no_question() -> None:
+def test_an_empty_program_needs_no_query() -> None:
     keep, shrunk = search(0, lambda ops: True)
     assert (keep, shrunk.is_minimal, shrunk.num_queries) == (frozenset(), True, 0)

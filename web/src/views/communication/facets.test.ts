@@ -1,9 +1,9 @@
 import { beforeEach, expect, test } from "vitest";
 import type { Communication } from "../../page";
 import { navigate } from "../../store/route";
-import { fillCell, markCalls, markReasons, readFacets, usedPositions } from "./facets";
+import { fillCell, matchCalls, matchCauses, readFacets, usedPositions } from "./facets";
 
-const SAID = {
+const COMMUNICATION = {
   axes: ["dp", "tp"],
   kinds: ["all_reduce", "all_gather"],
   phases: ["forward", "backward", "optimizer"],
@@ -12,42 +12,52 @@ const SAID = {
     { axis: 0, kind: 1, phase: 1, count: 3, wire_bytes: 50 },
     { axis: 1, kind: 0, phase: 1, count: 4, wire_bytes: 8 },
   ],
-  reasons: [
-    { words: 0, what: "all_gather[dp]" },
-    { words: 1, what: "all_reduce[tp]" },
-    { words: 0, what: "all_reduce[tp]" },
+  cause_rows: [
+    { cause: 0, what: "all_gather[dp]" },
+    { cause: 1, what: "all_reduce[tp]" },
+    { cause: 0, what: "all_reduce[tp]" },
   ],
   calls: { axis: [0, 0, 1, 1], kind: [1, 1, 0, 0], phase: [0, 1, 1, 0], cause: [0, 0, 1, 0] },
 } as unknown as Communication;
 
 beforeEach(() => navigate({ view: "communication", params: {} }));
 
-function look(params: Record<string, string>) {
+function readFacetsOf(params: Record<string, string>) {
   navigate({ view: "communication", params });
-  return readFacets(SAID);
+  return readFacets(COMMUNICATION);
 }
 
-test("an address says what is looked at; names that nobody knows leave it open", () => {
-  expect(look({ axis: "tp", kind: "all_reduce" })).toEqual({ axis: 1, kind: 0, phase: -1 });
-  expect(look({ axis: "zz" })).toEqual({ axis: -1, kind: -1, phase: -1 });
+test("the filter is read from the address, and unknown names are ignored", () => {
+  expect(readFacetsOf({ axis: "tp", kind: "all_reduce" })).toEqual({ axis: 1, kind: 0, phase: -1 });
+  expect(readFacetsOf({ axis: "zz" })).toEqual({ axis: -1, kind: -1, phase: -1 });
 });
 
-test("calls are marked by all that is asked for", () => {
-  expect([...markCalls(SAID, look({}))]).toEqual([1, 1, 1, 1]);
-  expect([...markCalls(SAID, look({ axis: "tp", phase: "backward" }))]).toEqual([0, 0, 1, 0]);
+test("calls match if they match every part of the filter", () => {
+  expect([...matchCalls(COMMUNICATION, readFacetsOf({}))]).toEqual([1, 1, 1, 1]);
+  expect([...matchCalls(COMMUNICATION, readFacetsOf({ axis: "tp", phase: "backward" }))]).toEqual([
+    0, 0, 1, 0,
+  ]);
 });
 
-test("reasons are those that led to a call that is looked at", () => {
-  expect(markReasons(SAID, look({}))).toEqual([true, true, true]);
-  expect(markReasons(SAID, look({ axis: "tp" }))).toEqual([false, true, true]);
-  expect(markReasons(SAID, look({ axis: "tp", phase: "forward" }))).toEqual([false, false, true]);
-  expect(markReasons(SAID, look({ phase: "optimizer" }))).toEqual([false, false, false]);
+test("causes match if one of their calls matches", () => {
+  expect(matchCauses(COMMUNICATION, readFacetsOf({}))).toEqual([true, true, true]);
+  expect(matchCauses(COMMUNICATION, readFacetsOf({ axis: "tp" }))).toEqual([false, true, true]);
+  expect(matchCauses(COMMUNICATION, readFacetsOf({ axis: "tp", phase: "forward" }))).toEqual([
+    false,
+    false,
+    true,
+  ]);
+  expect(matchCauses(COMMUNICATION, readFacetsOf({ phase: "optimizer" }))).toEqual([
+    false,
+    false,
+    false,
+  ]);
 });
 
-test("a cell adds up its phases, and a sum all cells", () => {
-  const cell = fillCell(SAID, { axis: 0, kind: 1, phase: -1 }, "bytes");
+test("a cell is the sum of its phases, and a total the sum of all cells", () => {
+  const cell = fillCell(COMMUNICATION, { axis: 0, kind: 1, phase: -1 }, "bytes");
   expect(cell).toMatchObject({ value: 150, phases: [100, 50, 0], numSums: 2 });
-  expect(fillCell(SAID, { axis: -1, kind: -1, phase: -1 }, "counts").value).toBe(9);
-  expect(fillCell(SAID, { axis: 0, kind: 0, phase: -1 }, "bytes").numSums).toBe(0);
-  expect(usedPositions(SAID, "phase")).toEqual([0, 1]);
+  expect(fillCell(COMMUNICATION, { axis: -1, kind: -1, phase: -1 }, "counts").value).toBe(9);
+  expect(fillCell(COMMUNICATION, { axis: 0, kind: 0, phase: -1 }, "bytes").numSums).toBe(0);
+  expect(usedPositions(COMMUNICATION, "phase")).toEqual([0, 1]);
 });

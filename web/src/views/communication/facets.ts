@@ -1,4 +1,4 @@
-/** Which collectives are looked at: an axis, a kind, a phase, each of which may be left open. */
+/** The filter of collectives: by axis, kind and phase. */
 import type { Communication } from "../../page";
 import { param } from "../../store/route";
 
@@ -17,37 +17,37 @@ export function readFacets({ axes, kinds, phases }: Communication): Facets {
   };
 }
 
-export function isOpen({ axis, kind, phase }: Facets): boolean {
+export function isUnfiltered({ axis, kind, phase }: Facets): boolean {
   return axis < 0 && kind < 0 && phase < 0;
 }
 
-export function isOfFacets(one: Facets, { axis, kind, phase }: Facets): boolean {
+export function matchesFacets(item: Facets, { axis, kind, phase }: Facets): boolean {
   return (
-    (axis < 0 || one.axis === axis) &&
-    (kind < 0 || one.kind === kind) &&
-    (phase < 0 || one.phase === phase)
+    (axis < 0 || item.axis === axis) &&
+    (kind < 0 || item.kind === kind) &&
+    (phase < 0 || item.phase === phase)
   );
 }
 
-/** One for each call: whether it is one of those that are looked at. */
-export function markCalls({ calls }: Communication, facets: Facets): Uint8Array {
+/** For each call, 1 if it matches the filter, else 0. */
+export function matchCalls({ calls }: Communication, facets: Facets): Uint8Array {
   const { axis, kind, phase } = calls;
   return Uint8Array.from(axis, (_, i) =>
-    Number(isOfFacets({ axis: axis[i]!, kind: kind[i]!, phase: phase[i]! }, facets)),
+    Number(matchesFacets({ axis: axis[i]!, kind: kind[i]!, phase: phase[i]! }, facets)),
   );
 }
 
-/** Which reasons led to any call that is looked at; a reason knows no phase of its own. */
-export function markReasons(communication: Communication, facets: Facets): boolean[] {
-  const { calls, kinds, axes, reasons } = communication;
-  if (isOpen(facets)) return reasons.map(() => true);
-  const marks = markCalls(communication, facets);
-  const found = new Set<string>();
-  marks.forEach((isMarked, i) => {
-    if (!isMarked) return;
-    found.add(`${calls.cause[i]} ${kinds[calls.kind[i]!]}[${axes[calls.axis[i]!]}]`);
+/** For each cause, whether it led to a call that matches the filter. */
+export function matchCauses(communication: Communication, facets: Facets): boolean[] {
+  const { calls, kinds, axes, cause_rows } = communication;
+  if (isUnfiltered(facets)) return cause_rows.map(() => true);
+  const matches = matchCalls(communication, facets);
+  const shownCauses = new Set<string>();
+  matches.forEach((isMatch, i) => {
+    if (!isMatch) return;
+    shownCauses.add(`${calls.cause[i]} ${kinds[calls.kind[i]!]}[${axes[calls.axis[i]!]}]`);
   });
-  return reasons.map(({ words, what }) => found.has(`${words} ${what}`));
+  return cause_rows.map(({ cause, what }) => shownCauses.has(`${cause} ${what}`));
 }
 
 export type Measure = "bytes" | "counts";
@@ -56,8 +56,8 @@ export interface Cell {
   readonly axis: number;
   readonly kind: number;
   readonly value: number;
-  readonly phases: readonly number[]; // how much of it is of each phase
-  readonly numSums: number; // that were added up
+  readonly phases: readonly number[]; // the part of each phase
+  readonly numSums: number; // that `value` is the sum of
 }
 
 /** Collectives of each kind on each axis; -1 stands for all of them. */
@@ -66,19 +66,19 @@ export function fillCell(
   { axis, kind, phase }: Facets,
   measure: Measure,
 ): Cell {
-  const found = sums.filter((one) => isOfFacets(one, { axis, kind, phase }));
+  const matching = sums.filter((sum) => matchesFacets(sum, { axis, kind, phase }));
   const byPhase = phases.map(() => 0);
-  for (const one of found) {
-    byPhase[one.phase]! += measure === "bytes" ? one.wire_bytes : one.count;
+  for (const sum of matching) {
+    byPhase[sum.phase]! += measure === "bytes" ? sum.wire_bytes : sum.count;
   }
   const value = byPhase.reduce((a, b) => a + b, 0);
-  return { axis, kind, value, phases: byPhase, numSums: found.length };
+  return { axis, kind, value, phases: byPhase, numSums: matching.length };
 }
 
-/** Positions that any sum has, in the order of their list. */
+/** Positions that occur in the sums, in the order of the list of names. */
 export function usedPositions(
   { sums }: Communication,
   name: "axis" | "kind" | "phase",
 ): readonly number[] {
-  return [...new Set(sums.map((one) => one[name]))].sort((a, b) => a - b);
+  return [...new Set(sums.map((sum) => sum[name]))].sort((a, b) => a - b);
 }

@@ -1,11 +1,27 @@
 import { expect, test } from "vitest";
 import type { Communication } from "../../page";
-import { bring, hasTimes, layLanes, makeMoments, nearestIn, pan, stepIn, zoom } from "./lanes";
-import { heightOfCall } from "./paint";
-import { findAt, findSpanAt, makeFrame, rowOf, type Scene, walk } from "./scene";
+import {
+  findNearestCall,
+  findNextCall,
+  hasTimes,
+  makeLanes,
+  makeTimelineTicks,
+  pan,
+  panTo,
+  zoom,
+} from "./lanes";
+import {
+  findCallAt,
+  findSpanAt,
+  makeFrame,
+  moveByKey,
+  rowAt,
+  type TimelineLayout,
+} from "./timeline_layout";
+import { barHeight } from "./timeline_painter";
 
 // Rank 3 issued the last two; rank 0's clock ran backwards once.
-const SAID = {
+const COMMUNICATION = {
   calls: {
     rank: [0, 0, 0, 3, 3],
     order: [0, 1, 2, 0, 1],
@@ -13,8 +29,8 @@ const SAID = {
   },
   spans: { rank: [0, 0], start_ns: [50, 60], duration_ns: [200, 1000], depth: [0, 1] },
 } as unknown as Communication;
-const TIME = layLanes(SAID, "time");
-const ORDER = layLanes(SAID, "order");
+const TIME = makeLanes(COMMUNICATION, "time");
+const ORDER = makeLanes(COMMUNICATION, "order");
 const all = (): boolean => true;
 
 test("each rank has a lane, its calls from left to right", () => {
@@ -23,57 +39,57 @@ test("each rank has a lane, its calls from left to right", () => {
     [3, [3, 4]],
   ]);
   expect(ORDER.all[0]!.calls).toEqual(Int32Array.of(0, 1, 2));
-  const folded = layLanes(SAID, "time", new Map([[3, "3-7"]]));
+  const folded = makeLanes(COMMUNICATION, "time", new Map([[3, "3-7"]]));
   expect(folded.all.map(({ rank, label }) => [rank, label])).toEqual([[3, "3-7"]]);
 });
 
-test("a timeline reaches as far as its spans, and its order as far as its calls", () => {
+test("the range covers all spans by time, and all calls by order", () => {
   expect(TIME.range).toEqual({ low: 50, high: 1060 });
   expect([ORDER.range, ORDER.depth]).toEqual([{ low: 0, high: 2 }, 0]);
   expect(TIME.depth).toBe(2);
   const nothing = { calls: { rank: [], start_ns: [], order: [] }, spans: { rank: [] } };
-  expect(layLanes(nothing as unknown as Communication, "time").range).toEqual({ low: 0, high: 1 });
+  expect(makeLanes(nothing as unknown as Communication, "time").range).toEqual({ low: 0, high: 1 });
 });
 
-test("collectives without the run's clock have an order only, even if phases were timed", () => {
-  const calls = { ...SAID.calls, start_ns: [] };
-  expect(hasTimes({ ...SAID, calls } as unknown as Communication)).toBe(false);
-  expect(hasTimes(SAID)).toBe(true);
-  const zero = { ...SAID.calls, start_ns: [0, 0, 0, 0, 0] };
-  expect(hasTimes({ ...SAID, calls: zero } as unknown as Communication)).toBe(true);
+test("collectives without times are shown in order, even if phases were timed", () => {
+  const calls = { ...COMMUNICATION.calls, start_ns: [] };
+  expect(hasTimes({ ...COMMUNICATION, calls } as unknown as Communication)).toBe(false);
+  expect(hasTimes(COMMUNICATION)).toBe(true);
+  const zero = { ...COMMUNICATION.calls, start_ns: [0, 0, 0, 0, 0] };
+  expect(hasTimes({ ...COMMUNICATION, calls: zero } as unknown as Communication)).toBe(true);
 });
 
 test("too many lanes are left out and counted", () => {
   const rank = Array.from({ length: 300 }, (_, i) => i);
   const calls = { rank, order: rank.map(() => 0), start_ns: rank };
-  const lanes = layLanes({ ...SAID, calls } as unknown as Communication, "order");
+  const lanes = makeLanes({ ...COMMUNICATION, calls } as unknown as Communication, "order");
   expect([lanes.all.length, lanes.numLeftOut]).toEqual([128, 172]);
 });
 
-test("the nearest call is one of those that are wanted", () => {
+test("the nearest call matches the filter", () => {
   const [lane] = TIME.all;
-  expect([0, 190, 210, 360, 5000].map((x) => nearestIn(lane!, TIME.xs, x, all))).toEqual([
+  expect([0, 190, 210, 360, 5000].map((x) => findNearestCall(lane!, TIME.xs, x, all))).toEqual([
     0, 0, 1, 2, 2,
   ]);
-  expect(nearestIn(lane!, TIME.xs, 300, (row) => row === 0)).toBe(0);
-  expect(nearestIn(lane!, TIME.xs, 300, () => false)).toBe(-1);
-  expect(stepIn(lane!, 0, 1, (row) => row === 1)).toBe(2);
-  expect(stepIn(lane!, 2, 1, all)).toBe(-1);
+  expect(findNearestCall(lane!, TIME.xs, 300, (row) => row === 0)).toBe(0);
+  expect(findNearestCall(lane!, TIME.xs, 300, () => false)).toBe(-1);
+  expect(findNextCall(lane!, 0, 1, (row) => row === 1)).toBe(2);
+  expect(findNextCall(lane!, 2, 1, all)).toBe(-1);
 });
 
-test("zooming keeps what is under the pointer and never leaves what there is", () => {
-  const whole = { low: 0, high: 100 };
-  expect(zoom(whole, whole, 0.5, 20)).toEqual({ low: 10, high: 60 });
-  expect(zoom({ low: 0, high: 10 }, whole, 100, 5)).toEqual(whole);
-  expect(zoom({ low: 5, high: 5 + 1e-9 }, whole, 0.5, 5).high).toBeCloseTo(5.001);
-  expect(pan({ low: 10, high: 60 }, whole, 500)).toEqual({ low: 50, high: 100 });
-  expect(bring({ low: 10, high: 20 }, whole, 80)).toEqual({ low: 75, high: 85 });
-  expect(bring({ low: 10, high: 20 }, whole, 15)).toEqual({ low: 10, high: 20 });
+test("zooming keeps the point under the pointer and stays in the full range", () => {
+  const full = { low: 0, high: 100 };
+  expect(zoom(full, full, 0.5, 20)).toEqual({ low: 10, high: 60 });
+  expect(zoom({ low: 0, high: 10 }, full, 100, 5)).toEqual(full);
+  expect(zoom({ low: 5, high: 5 + 1e-9 }, full, 0.5, 5).high).toBeCloseTo(5.001);
+  expect(pan({ low: 10, high: 60 }, full, 500)).toEqual({ low: 50, high: 100 });
+  expect(panTo({ low: 10, high: 20 }, full, 80)).toEqual({ low: 75, high: 85 });
+  expect(panTo({ low: 10, high: 20 }, full, 15)).toEqual({ low: 10, high: 20 });
 });
 
-test("moments in sight are told to as many digits as keep them apart", () => {
+test("ticks have as many digits as are needed to tell them apart", () => {
   const texts = (low: number, high: number) =>
-    makeMoments({ low, high }, "time", 4).map(({ text }) => text);
+    makeTimelineTicks({ low, high }, "time", 4).map(({ text }) => text);
   expect(texts(0, 4e9)).toEqual(["0 s", "1 s", "2 s", "3 s", "4 s"]);
   expect(texts(1.2e9, 1.2002e9)).toEqual([
     "1.20000 s",
@@ -82,51 +98,53 @@ test("moments in sight are told to as many digits as keep them apart", () => {
     "1.20015 s",
     "1.20020 s",
   ]);
-  expect(makeMoments({ low: 2.2, high: 5.1 }, "order").map(({ text }) => text)).toEqual([
+  expect(makeTimelineTicks({ low: 2.2, high: 5.1 }, "order").map(({ text }) => text)).toEqual([
     "3",
     "4",
     "5",
   ]);
 });
 
-const SCENE: Scene = {
+const LAYOUT: TimelineLayout = {
   lanes: TIME,
   view: TIME.range,
-  marks: Uint8Array.of(1, 0, 1, 1, 1),
+  matches: Uint8Array.of(1, 0, 1, 1, 1),
   frame: makeFrame(TIME, TIME.range, 1000, 14),
 };
 
-test("the pointer finds calls that are near and looked at", () => {
-  const { frame } = SCENE;
+test("the pointer finds near calls that match the filter", () => {
+  const { frame } = LAYOUT;
   const y = frame.top + 1.5 * frame.laneHeight;
-  expect(rowOf(SCENE, findAt(SCENE, frame.x(900) + 3, y))).toBe(4);
-  expect(findAt(SCENE, frame.x(500), y)).toBeNull();
-  // Row 1 is at 400, but not looked at.
-  expect(findAt(SCENE, frame.x(400), frame.top + 1)).toBeNull();
-  expect(findAt(SCENE, frame.x(100), frame.height + 50)).toBeNull();
+  expect(rowAt(LAYOUT, findCallAt(LAYOUT, frame.x(900) + 3, y))).toBe(4);
+  expect(findCallAt(LAYOUT, frame.x(500), y)).toBeNull();
+  // Row 1 is at 400, but filtered out.
+  expect(findCallAt(LAYOUT, frame.x(400), frame.top + 1)).toBeNull();
+  expect(findCallAt(LAYOUT, frame.x(100), frame.height + 50)).toBeNull();
 });
 
-test("the pointer finds named stretches, the inner one below the outer", () => {
-  const { frame } = SCENE;
+test("the pointer finds spans, the inner one below the outer", () => {
+  const { frame } = LAYOUT;
   const inner = frame.top + 0.75 * frame.spanHeight;
-  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), frame.top + 2)).toBe(0);
-  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), inner)).toBe(1);
-  expect(findSpanAt(SCENE, SAID.spans, frame.x(500), frame.top + 2)).toBe(-1);
-  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), frame.top + frame.spanHeight + 1)).toBe(-1);
+  expect(findSpanAt(LAYOUT, COMMUNICATION.spans, frame.x(200), frame.top + 2)).toBe(0);
+  expect(findSpanAt(LAYOUT, COMMUNICATION.spans, frame.x(200), inner)).toBe(1);
+  expect(findSpanAt(LAYOUT, COMMUNICATION.spans, frame.x(500), frame.top + 2)).toBe(-1);
+  expect(
+    findSpanAt(LAYOUT, COMMUNICATION.spans, frame.x(200), frame.top + frame.spanHeight + 1),
+  ).toBe(-1);
 });
 
-test("keys walk along a lane and across lanes, past what is not looked at", () => {
+test("arrow keys move along and across lanes, skipping calls that do not match the filter", () => {
   const rows = ["ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "End", "Home", "ArrowUp"];
-  let at = null as ReturnType<typeof walk>;
-  const seen = rows.map((key) => {
-    at = walk(SCENE, at, key);
-    return rowOf(SCENE, at);
+  let position = null as ReturnType<typeof moveByKey>;
+  const visited = rows.map((key) => {
+    position = moveByKey(LAYOUT, position, key);
+    return rowAt(LAYOUT, position);
   });
-  expect(seen).toEqual([0, 2, 2, 3, 4, 3, 0]);
-  expect(walk(SCENE, at, "x")).toBeNull();
+  expect(visited).toEqual([0, 2, 2, 3, 4, 3, 0]);
+  expect(moveByKey(LAYOUT, position, "x")).toBeNull();
 });
 
-test("bars are as high as what is sent, and nothing has no height", () => {
-  expect([0, 1, 50, 100].map((bytes) => heightOfCall(bytes, 100, 80))).toEqual([0, 0.8, 40, 80]);
-  expect(heightOfCall(0, 0, 80)).toBe(0);
+test("the height of a bar is proportional to the bytes sent", () => {
+  expect([0, 1, 50, 100].map((bytes) => barHeight(bytes, 100, 80))).toEqual([0, 0.8, 40, 80]);
+  expect(barHeight(0, 0, 80)).toBe(0);
 });

@@ -1,14 +1,14 @@
-/** Where collectives lie on a timeline: a lane for each rank, and from when to when is in sight. */
+/** Lanes of the timeline, one for each rank, and the visible range. */
 import type { Communication } from "../../page";
 import { makeTicks } from "../../parts/scale";
 import { formatNumber, toFixed } from "../../parts/units";
 
-/** By the run's clock, or in the order of issue where it was not recorded. */
-export type Along = "time" | "order";
+/** The run's clock, or the order of issue if the clock was not recorded. */
+export type XAxis = "time" | "order";
 
 export interface Lane {
   readonly rank: number;
-  readonly label: string; // the rank, or those that it stands for
+  readonly label: string; // the rank, or all ranks that it represents
   readonly calls: Int32Array; // from left to right
   readonly spans: readonly number[];
 }
@@ -20,60 +20,60 @@ export interface Range {
 
 export interface Lanes {
   readonly all: readonly Lane[];
-  readonly xs: readonly number[]; // of each call
-  readonly along: Along;
-  readonly range: Range; // of everything
-  readonly depth: number; // of spans within spans
-  readonly numLeftOut: number; // ranks that there is no room for
+  readonly xs: readonly number[]; // position of each call on the x axis
+  readonly xAxis: XAxis;
+  readonly range: Range; // of all calls and spans
+  readonly depth: number; // nesting depth of spans
+  readonly numLeftOut: number; // ranks without a lane, above MAX_LANES
 }
 
 const MAX_LANES = 128;
 const MAX_DEPTH = 3;
 
-/** Whether there are times: Python leaves out those of a simulated world's collectives. */
+/** Whether times were recorded: collectives of a simulated world have none. */
 export function hasTimes({ calls, spans }: Communication): boolean {
   return calls.rank.length ? calls.start_ns.length > 0 : spans.rank.length > 0;
 }
 
-/** Lanes of all ranks, or of some that stand for others too, by what they are called. */
-export function layLanes(
+/** Lanes of all ranks, or only of the ranks in `labels`, with those labels. */
+export function makeLanes(
   { calls, spans }: Communication,
-  along: Along,
-  wanted?: ReadonlyMap<number, string>,
+  xAxis: XAxis,
+  labels?: ReadonlyMap<number, string>,
 ): Lanes {
-  const xs = along === "time" ? calls.start_ns : calls.order;
+  const xs = xAxis === "time" ? calls.start_ns : calls.order;
   const byRank = new Map<number, { calls: number[]; spans: number[] }>();
-  const laneOf = (rank: number) => {
-    const known = byRank.get(rank) ?? { calls: [], spans: [] };
-    byRank.set(rank, known);
-    return known;
+  const getLane = (rank: number) => {
+    const laneRows = byRank.get(rank) ?? { calls: [], spans: [] };
+    byRank.set(rank, laneRows);
+    return laneRows;
   };
   calls.rank.forEach((rank, row) => {
-    laneOf(rank).calls.push(row);
+    getLane(rank).calls.push(row);
   });
-  if (along === "time") {
+  if (xAxis === "time") {
     spans.rank.forEach((rank, row) => {
-      laneOf(rank).spans.push(row);
+      getLane(rank).spans.push(row);
     });
   }
   const ranks = [...byRank.keys()]
-    .filter((rank) => !wanted || wanted.has(rank))
+    .filter((rank) => !labels || labels.has(rank))
     .sort((a, b) => a - b);
   const all = ranks.slice(0, MAX_LANES).map((rank) => {
-    const found = byRank.get(rank)!;
+    const laneRows = byRank.get(rank)!;
     return {
       rank,
-      label: wanted?.get(rank) ?? String(rank),
-      calls: Int32Array.from(found.calls).sort((a, b) => xs[a]! - xs[b]! || a - b),
-      spans: found.spans,
+      label: labels?.get(rank) ?? String(rank),
+      calls: Int32Array.from(laneRows.calls).sort((a, b) => xs[a]! - xs[b]! || a - b),
+      spans: laneRows.spans,
     };
   });
   const drawn = all.flatMap((lane) => lane.spans);
-  const depth = drawn.reduce((most, row) => Math.max(most, spans.depth[row]! + 1), 0);
+  const depth = drawn.reduce((max, row) => Math.max(max, spans.depth[row]! + 1), 0);
   return {
     all,
     xs,
-    along,
+    xAxis,
     range: findRange(
       all,
       xs,
@@ -104,12 +104,12 @@ function findRange(
   return { low, high: Math.max(high, low + 1) };
 }
 
-/** Place in a lane of the call that is nearest; -1 where it has none that is wanted. */
-export function nearestIn(
+/** Index in a lane of the nearest call that matches the filter; -1 if there is none. */
+export function findNearestCall(
   { calls }: Lane,
   xs: readonly number[],
   x: number,
-  isWanted: (row: number) => boolean,
+  isMatch: (row: number) => boolean,
 ): number {
   let low = 0;
   let high = calls.length;
@@ -118,50 +118,50 @@ export function nearestIn(
     if (xs[calls[middle]!]! < x) low = middle + 1;
     else high = middle;
   }
-  const before = stepIn({ calls }, low, -1, isWanted);
+  const before = findNextCall({ calls }, low, -1, isMatch);
   const after =
-    low < calls.length && isWanted(calls[low]!) ? low : stepIn({ calls }, low, 1, isWanted);
+    low < calls.length && isMatch(calls[low]!) ? low : findNextCall({ calls }, low, 1, isMatch);
   if (before < 0 || after < 0) return Math.max(before, after);
   return x - xs[calls[before]!]! <= xs[calls[after]!]! - x ? before : after;
 }
 
-/** The next place before or after one whose call is wanted; -1 where there is none. */
-export function stepIn(
+/** Index of the next matching call before or after an index; -1 if there is none. */
+export function findNextCall(
   { calls }: Pick<Lane, "calls">,
-  place: number,
+  index: number,
   step: 1 | -1,
-  isWanted: (row: number) => boolean,
+  isMatch: (row: number) => boolean,
 ): number {
-  for (let at = place + step; at >= 0 && at < calls.length; at += step) {
-    if (isWanted(calls[at]!)) return at;
+  for (let at = index + step; at >= 0 && at < calls.length; at += step) {
+    if (isMatch(calls[at]!)) return at;
   }
   return -1;
 }
 
 const MIN_SHARE = 1e-5;
 
-/** Less or more around a point that stays where it is, within what there is. */
-export function zoom(view: Range, whole: Range, factor: number, around: number): Range {
+/** Scales the visible range by a factor around a point that keeps its position. */
+export function zoom(view: Range, full: Range, factor: number, around: number): Range {
   const size = (view.high - view.low) * factor;
-  const least = (whole.high - whole.low) * MIN_SHARE;
-  const next = Math.min(Math.max(size, least), whole.high - whole.low);
+  const least = (full.high - full.low) * MIN_SHARE;
+  const next = Math.min(Math.max(size, least), full.high - full.low);
   const share = (around - view.low) / (view.high - view.low);
-  return keepWithin({ low: around - share * next, high: around + (1 - share) * next }, whole);
+  return clampRange({ low: around - share * next, high: around + (1 - share) * next }, full);
 }
 
-export function pan(view: Range, whole: Range, by: number): Range {
-  return keepWithin({ low: view.low + by, high: view.high + by }, whole);
+export function pan(view: Range, full: Range, by: number): Range {
+  return clampRange({ low: view.low + by, high: view.high + by }, full);
 }
 
-/** The same stretch where the point is in sight, else one that has it in its middle. */
-export function bring(view: Range, whole: Range, point: number): Range {
+/** The same range if the point is visible, else a range of the same size centred on it. */
+export function panTo(view: Range, full: Range, point: number): Range {
   if (point >= view.low && point <= view.high) return view;
-  return pan(view, whole, point - (view.low + view.high) / 2);
+  return pan(view, full, point - (view.low + view.high) / 2);
 }
 
-function keepWithin({ low, high }: Range, whole: Range): Range {
-  const size = Math.min(high - low, whole.high - whole.low);
-  const start = Math.min(Math.max(low, whole.low), whole.high - size);
+function clampRange({ low, high }: Range, full: Range): Range {
+  const size = Math.min(high - low, full.high - full.low);
+  const start = Math.min(Math.max(low, full.low), full.high - size);
   return { low: start, high: start + size };
 }
 
@@ -177,14 +177,14 @@ export interface Tick {
   readonly text: string;
 }
 
-/** Round figures in sight, told to as many digits as keep them apart. */
-export function makeMoments({ low, high }: Range, along: Along, count = 6): Tick[] {
-  const step = Math.max(makeTicks(high - low, count)[1] ?? 1, along === "order" ? 1 : 0);
+/** Round values in the visible range, with as many digits as are needed to tell them apart. */
+export function makeTimelineTicks({ low, high }: Range, xAxis: XAxis, count = 6): Tick[] {
+  const step = Math.max(makeTicks(high - low, count)[1] ?? 1, xAxis === "order" ? 1 : 0);
   const first = Math.ceil(low / step);
   const number = Math.max(Math.floor(high / step) - first + 1, 0);
   const ticks = Array.from({ length: number }, (_, i) => (first + i) * step);
-  if (along === "order") return ticks.map((at) => ({ at, text: formatNumber(at) }));
-  const [unit, size] = UNITS.find(([, one]) => high >= one) ?? UNITS.at(-1)!;
+  if (xAxis === "order") return ticks.map((at) => ({ at, text: formatNumber(at) }));
+  const [unit, size] = UNITS.find(([, unitSize]) => high >= unitSize) ?? UNITS.at(-1)!;
   const digits = Math.max(Math.ceil(-Math.log10(step / size) - 1e-9), 0);
   return ticks.map((at) => ({ at, text: `${toFixed(at / size, digits)} ${unit}` }));
 }

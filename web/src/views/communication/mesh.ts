@@ -1,29 +1,29 @@
-/** Where a rank is on the mesh. */
+/** Mesh coordinates of ranks. */
 import type { Axis } from "../../page";
 
-/** `dp 1, tp 3`; empty where the mesh is not of all ranks, since it may then be of any of them. */
-export function placeOfRank(rank: number, mesh: readonly Axis[], worldSize: number): string {
-  if (!isNumbered(mesh, worldSize)) return "";
+/** `dp 1, tp 3`; empty if the mesh does not cover all ranks, since it may then be any subset. */
+export function formatCoordinate(rank: number, mesh: readonly Axis[], worldSize: number): string {
+  if (!coversWorld(mesh, worldSize)) return "";
   let rest = rank;
-  const places = mesh.toReversed().map(({ name, size }) => {
-    const place = rest % size;
+  const coordinates = mesh.toReversed().map(({ name, size }) => {
+    const index = rest % size;
     rest = Math.floor(rest / size);
-    return `${name} ${place}`;
+    return `${name} ${index}`;
   });
-  return places.reverse().join(", ");
+  return coordinates.reverse().join(", ");
 }
 
-function isNumbered(mesh: readonly Axis[], worldSize: number): boolean {
+function coversWorld(mesh: readonly Axis[], worldSize: number): boolean {
   return mesh.length > 0 && mesh.reduce((product, { size }) => product * size, 1) === worldSize;
 }
 
-/** How many ranks in a row belong together: those that differ along the last axis alone. */
-export function blockOf(mesh: readonly Axis[], worldSize: number): number {
+/** Size of the last axis: consecutive ranks that differ only along it are drawn as a block; 0 is none. */
+export function countInnermostRanks(mesh: readonly Axis[], worldSize: number): number {
   const last = mesh.at(-1)?.size ?? 0;
-  return isNumbered(mesh, worldSize) && mesh.length > 1 ? last : 0;
+  return coversWorld(mesh, worldSize) && mesh.length > 1 ? last : 0;
 }
 
-/** Which labels of a row have room: each, each second, each fourth … */
+/** Step between labels that have room: every, every second, every fourth … */
 export function labelStep(numLabels: number, pixelsEach: number, pixelsNeeded: number): number {
   let step = 1;
   while (step * pixelsEach < pixelsNeeded && step < numLabels) step *= 2;

@@ -1,18 +1,18 @@
-/** Ranks that issued the same, the busiest first. */
+/** Table of groups of identical ranks, the busiest first. */
 import { useMemo } from "preact/hooks";
 import type { RankRow } from "../../page";
 import { Bar } from "../../parts/bar";
 import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
-import { countOf, formatBytes, formatNumber } from "../../parts/units";
+import { formatBytes, formatNumber, pluralize } from "../../parts/units";
 
 export function Ranks({ ranks }: { ranks: readonly RankRow[] }) {
   const columns = useMemo(() => makeColumns(ranks), [ranks]);
   if (!ranks.length) return null;
   return (
-    <Panel title="Ranks that issued the same" note={describe(ranks)}>
+    <Panel title="Identical ranks" note={describe(ranks)}>
       <Table
-        label="ranks that issued the same"
+        label="identical ranks"
         numRows={ranks.length}
         columns={columns}
         empty="No rank issued anything."
@@ -23,15 +23,15 @@ export function Ranks({ ranks }: { ranks: readonly RankRow[] }) {
 }
 
 function describe(ranks: readonly RankRow[]): string {
-  const num = ranks.reduce((sum, row) => sum + row.num_ranks, 0);
-  if (num === 1) return "One rank was recorded.";
+  const numRanks = ranks.reduce((sum, row) => sum + row.num_ranks, 0);
+  if (numRanks === 1) return "One rank was recorded.";
   return ranks.length === 1
-    ? `All ${formatNumber(num)} recorded ranks issued the same.`
-    : `${formatNumber(num)} recorded ranks issued ${countOf(ranks.length, "different list")} of collectives.`;
+    ? `All ${formatNumber(numRanks)} recorded ranks issued the same collectives.`
+    : `${formatNumber(numRanks)} recorded ranks issued ${pluralize(ranks.length, "different list")} of collectives.`;
 }
 
 function makeColumns(ranks: readonly RankRow[]): Column[] {
-  const most = Math.max(0, ...ranks.map((row) => row.wire_bytes));
+  const max = Math.max(0, ...ranks.map((row) => row.wire_bytes));
   const at = (row: number): RankRow => ranks[row]!;
   return [
     {
@@ -68,7 +68,7 @@ function makeColumns(ranks: readonly RankRow[]): Column[] {
       align: "end",
       value: (row) => at(row).wire_bytes,
       cell: (row) => (
-        <Bar value={at(row).wire_bytes} most={most} text={formatBytes(at(row).wire_bytes)} />
+        <Bar value={at(row).wire_bytes} max={max} text={formatBytes(at(row).wire_bytes)} />
       ),
     },
   ];

@@ -1,37 +1,41 @@
-/** When each rank issued what: zoom in by dragging, by Ctrl and the wheel, or by keys. */
+/** The timeline: when each rank issued its collectives. Zoom by dragging, Ctrl + wheel, or keys. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { Communication } from "../../page";
-import { Choices } from "../../parts/choice";
-import { colorOf } from "../../parts/colors";
+import { Choices } from "../../parts/choices";
+import { seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
-import { countOf } from "../../parts/units";
+import { pluralize } from "../../parts/units";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
-import { CallDetail } from "./call";
-import { Chart, ZOOM_STEP } from "./chart";
-import { chooseCall, chosen } from "./chosen";
-import { type Along, hasTimes, type Lanes, layLanes, type Range, zoom } from "./lanes";
+import { CallDetail } from "./call_detail";
+import { hasTimes, type Lanes, makeLanes, type Range, type XAxis, zoom } from "./lanes";
+import { selectCall, selectedCall } from "./selected_call";
+import { Chart, ZOOM_STEP } from "./timeline_chart";
 
 interface Props {
   readonly communication: Communication;
-  readonly marks: Uint8Array; // of calls that are looked at
+  readonly matches: Uint8Array; // 1 for calls that match the filter
 }
 
-export function Timeline({ communication, marks }: Props) {
+export function Timeline({ communication, matches }: Props) {
   const isTimed = useMemo(() => hasTimes(communication), [communication]);
-  const usual: Along = isTimed ? "time" : "order";
-  const wanted = param("along");
-  const along: Along = isTimed && (wanted === "time" || wanted === "order") ? wanted : usual;
+  const defaultAxis: XAxis = isTimed ? "time" : "order";
+  const requestedAxis = param("along");
+  const xAxis: XAxis =
+    isTimed && (requestedAxis === "time" || requestedAxis === "order")
+      ? requestedAxis
+      : defaultAxis;
+  // Ids of choices are in the address, so do not rename them: links must stay valid.
   const isFolded = param("lanes") === "alike";
   const lanes = useMemo(() => {
-    const examples = new Map(communication.ranks.map((one) => [one.example, one.ranks]));
-    return layLanes(communication, along, isFolded ? examples : undefined);
-  }, [communication, along, isFolded]);
+    const examples = new Map(communication.ranks.map((row) => [row.example, row.ranks]));
+    return makeLanes(communication, xAxis, isFolded ? examples : undefined);
+  }, [communication, xAxis, isFolded]);
   const [view, setView] = useState<Range>(lanes.range);
   useEffect(() => setView(lanes.range), [lanes]);
   const hasCalls = communication.calls.rank.length > 0;
-  const numKinds = communication.ranks.length; // of ranks that issued the same
-  const canFold = isFolded || (numKinds > 0 && numKinds < lanes.all.length);
+  const numGroups = communication.ranks.length; // of identical ranks
+  const canFold = isFolded || (numGroups > 0 && numGroups < lanes.all.length);
   const middle = (view.low + view.high) / 2;
   return (
     <Panel
@@ -47,7 +51,7 @@ export function Timeline({ communication, marks }: Props) {
                 {
                   id: "alike",
                   title: "Group identical ranks",
-                  hint: "one lane for ranks that issued the same",
+                  hint: "one lane for ranks that issued the same collectives",
                 },
               ]}
               value={isFolded ? "alike" : "ranks"}
@@ -61,8 +65,8 @@ export function Timeline({ communication, marks }: Props) {
                 { id: "time", title: "Time", hint: "each rank's clock since its recording began" },
                 { id: "order", title: "Order", hint: "one after the other" },
               ]}
-              value={along}
-              onChange={(id) => setParam("along", id === usual ? null : id)}
+              value={xAxis}
+              onChange={(id) => setParam("along", id === defaultAxis ? null : id)}
             />
           )}
           <span class="zoom-buttons">
@@ -91,7 +95,7 @@ export function Timeline({ communication, marks }: Props) {
     >
       <Chart
         communication={communication}
-        marks={marks}
+        matches={matches}
         lanes={lanes}
         view={view}
         onView={setView}
@@ -99,33 +103,31 @@ export function Timeline({ communication, marks }: Props) {
       <ul class="legend" aria-label="kinds">
         {communication.kinds.map((kind, i) => (
           <li key={kind}>
-            <span class="swatch" style={{ background: colorOf(i) }} />
+            <span class="swatch" style={{ background: seriesColor(i) }} />
             {kind}
           </li>
         ))}
       </ul>
-      {chosen.value.isOnTimeline && chosen.value.row >= 0 && (
+      {selectedCall.value.isOnTimeline && selectedCall.value.row >= 0 && (
         <div class="table-detail">
-          <button type="button" class="close" aria-label="close" onClick={() => chooseCall(-1)}>
+          <button type="button" class="close" aria-label="close" onClick={() => selectCall(-1)}>
             ×
           </button>
-          <CallDetail row={chosen.value.row} />
+          <CallDetail row={selectedCall.value.row} />
         </div>
       )}
     </Panel>
   );
 }
 
-function describe({ along, numLeftOut }: Lanes, hasCalls: boolean, clock: string): string {
+function describe({ xAxis, numLeftOut }: Lanes, hasCalls: boolean, clock: string): string {
   const order =
-    page.value.run.reality === "simulated"
-      ? "simulated order, not time"
-      : "order of issue, not time";
+    page.value.run.world === "simulated" ? "simulated order, not time" : "order of issue, not time";
   const words = [
-    along === "time"
+    xAxis === "time"
       ? `A lane for each rank, by its own clock${clock && ` (${clock})`}.`
       : `A lane for each rank, in ${order}.`,
-    numLeftOut > 0 && `${countOf(numLeftOut, "rank")} more are not drawn.`,
+    numLeftOut > 0 && `${pluralize(numLeftOut, "rank")} more are not drawn.`,
     hasCalls && "Height: bytes sent; the mark below a bar is the collective itself.",
     "Drag to zoom.",
   ];

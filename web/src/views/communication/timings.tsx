@@ -1,4 +1,4 @@
-/** What timed stretches add up to, the longest first. */
+/** Table of the sums of spans by name, the longest first. */
 import { useMemo } from "preact/hooks";
 import type { Timing } from "../../page";
 import { Bar } from "../../parts/bar";
@@ -8,7 +8,7 @@ import { formatCount, formatDuration } from "../../parts/units";
 
 interface Props {
   readonly timings: readonly Timing[];
-  readonly clock: string; // what to know of the times
+  readonly clock: string; // a caveat on the times
 }
 
 export function Timings({ timings, clock }: Props) {
@@ -31,9 +31,9 @@ export function Timings({ timings, clock }: Props) {
 }
 
 function makeColumns(timings: readonly Timing[]): Column[] {
-  const most = Math.max(0, ...timings.map((one) => one.total_ns));
+  const max = Math.max(0, ...timings.map((timing) => timing.total_ns));
   const at = (row: number): Timing => timings[row]!;
-  const time = (id: string, title: string, read: (one: Timing) => number): Column => ({
+  const time = (id: string, title: string, read: (timing: Timing) => number): Column => ({
     id,
     title,
     width: 6,
@@ -52,11 +52,11 @@ function makeColumns(timings: readonly Timing[]): Column[] {
       align: "end",
       value: (row) => at(row).total_ns,
       cell: (row) => (
-        <Bar value={at(row).total_ns} most={most} text={formatDuration(at(row).total_ns)} />
+        <Bar value={at(row).total_ns} max={max} text={formatDuration(at(row).total_ns)} />
       ),
     },
-    time("self", "Own", (one) => one.self_ns),
-    time("max", "Longest", (one) => one.max_ns),
+    time("self", "Own", (timing) => timing.self_ns),
+    time("max", "Longest", (timing) => timing.max_ns),
     {
       id: "count",
       title: "Times",

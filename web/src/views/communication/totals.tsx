@@ -1,7 +1,7 @@
-/** Collectives of the busiest rank by mesh axis and kind; a cell filters all that is below. */
+/** Collectives of the busiest rank by mesh axis and kind; clicking a cell filters the panels below. */
 import type { Communication } from "../../page";
-import { Choices } from "../../parts/choice";
-import { colorOf, heatOf } from "../../parts/colors";
+import { Choices } from "../../parts/choices";
+import { heatColor, seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { tip } from "../../parts/tooltip";
 import { formatBytesCell, formatCount, formatShare } from "../../parts/units";
@@ -9,11 +9,11 @@ import { selected } from "../../store/modules";
 import { changeRoute, navigate, param, route, setParam } from "../../store/route";
 import { type Cell, type Facets, fillCell, type Measure, usedPositions } from "./facets";
 
-const HOT_SHARE = 0.6; // from here on the ground is strong, and text light
+const HOT_SHARE = 0.6; // above this the background is strong and the text light
 
-/** Phases have the colours from the end of the list, since kinds have those from its start. */
+/** Phases take colours from the end of the list, since kinds take them from the start. */
 export function colorOfPhase(phase: number): string {
-  return colorOf(7 - phase);
+  return seriesColor(7 - phase);
 }
 
 interface Props {
@@ -45,7 +45,7 @@ export function Totals({ communication, facets }: Props) {
   );
 }
 
-/** The legend of phases, which also filters by one of them. */
+/** The legend of phases; clicking a phase filters by it. */
 function PhaseChoices({ communication, facets }: Props) {
   const used = usedPositions(communication, "phase");
   if (used.length < 2) return null;
@@ -72,23 +72,26 @@ function describe({ ranks, scope }: Communication, measure: Measure): string {
   const whose = ranks.length > 1 ? "of the busiest rank" : "per rank";
   const what = measure === "bytes" ? "Bytes sent (ring estimate)" : "Collectives";
   const facts = [selected.value >= 0 && "all modules", scope].filter(Boolean).join(", ");
-  return `${what} ${whose}${facts && `; ${facts}`}. Click one to filter what is below.`;
+  return `${what} ${whose}${facts && `; ${facts}`}. Click a cell to filter the panels below.`;
 }
 
 function Grid({ communication, facets, measure }: Props & { readonly measure: Measure }) {
   const axes = usedPositions(communication, "axis");
   const kinds = usedPositions(communication, "kind");
-  const fill = (axis: number, kind: number): Cell =>
+  const sumCell = (axis: number, kind: number): Cell =>
     fillCell(communication, { axis, kind, phase: facets.phase }, measure);
-  const most = Math.max(0, ...axes.flatMap((axis) => kinds.map((kind) => fill(axis, kind).value)));
-  const draw = (axis: number, kind: number) => (
+  const max = Math.max(
+    0,
+    ...axes.flatMap((axis) => kinds.map((kind) => sumCell(axis, kind).value)),
+  );
+  const renderCell = (axis: number, kind: number) => (
     <td key={kind}>
-      <Figure
+      <TotalButton
         communication={communication}
         facets={facets}
-        cell={fill(axis, kind)}
+        cell={sumCell(axis, kind)}
         measure={measure}
-        most={axis < 0 || kind < 0 ? 0 : most}
+        max={axis < 0 || kind < 0 ? 0 : max}
       />
     </td>
   );
@@ -100,7 +103,7 @@ function Grid({ communication, facets, measure }: Props & { readonly measure: Me
             <th scope="col">axis</th>
             {kinds.map((kind) => (
               <th key={kind} scope="col">
-                <span class="swatch" style={{ background: colorOf(kind) }} />
+                <span class="swatch" style={{ background: seriesColor(kind) }} />
                 {communication.kinds[kind]}
               </th>
             ))}
@@ -115,15 +118,15 @@ function Grid({ communication, facets, measure }: Props & { readonly measure: Me
                   {nameAxis(communication, axis)}
                 </span>
               </th>
-              {kinds.map((kind) => draw(axis, kind))}
-              {kinds.length > 1 && draw(axis, -1)}
+              {kinds.map((kind) => renderCell(axis, kind))}
+              {kinds.length > 1 && renderCell(axis, -1)}
             </tr>
           ))}
           {axes.length > 1 && (
             <tr>
               <th scope="row">all axes</th>
-              {kinds.map((kind) => draw(-1, kind))}
-              {kinds.length > 1 && draw(-1, -1)}
+              {kinds.map((kind) => renderCell(-1, kind))}
+              {kinds.length > 1 && renderCell(-1, -1)}
             </tr>
           )}
         </tbody>
@@ -136,38 +139,38 @@ export function nameAxis({ axes }: Communication, axis: number): string {
   return axes[axis] || "no axis";
 }
 
-interface FigureProps extends Props {
+interface TotalProps extends Props {
   readonly cell: Cell;
   readonly measure: Measure;
-  readonly most: number; // of all cells; 0 where this one adds up others
+  readonly max: number; // of all cells; 0 for cells that are sums of others
 }
 
-function Figure({ communication, facets, cell, measure, most }: FigureProps) {
+function TotalButton({ communication, facets, cell, measure, max }: TotalProps) {
   const { axes, kinds, ranks } = communication;
   const format = measure === "bytes" ? formatBytesCell : formatCount;
   if (!cell.numSums) return <span class="figure figure-none">·</span>;
-  const isChosen = facets.axis === cell.axis && facets.kind === cell.kind;
+  const isSelected = facets.axis === cell.axis && facets.kind === cell.kind;
   const isAll = cell.axis < 0 && cell.kind < 0;
-  const share = most > 0 ? cell.value / most : 0;
-  // Each phase's figure is of the rank that sent most in it, and those may be two.
+  const share = max > 0 ? cell.value / max : 0;
+  // Each phase's figure is of the rank that sent most in it, which may be different ranks.
   const sign = ranks.length > 1 && cell.numSums > 1 ? "≤ " : "";
-  const choose = (): void => {
-    const isOff = isChosen || isAll;
+  const toggleFilter = (): void => {
+    const isClearing = isSelected || isAll;
     const changes = {
-      axis: isOff || cell.axis < 0 ? null : axes[cell.axis]!,
-      kind: isOff || cell.kind < 0 ? null : kinds[cell.kind]!,
+      axis: isClearing || cell.axis < 0 ? null : axes[cell.axis]!,
+      kind: isClearing || cell.kind < 0 ? null : kinds[cell.kind]!,
     };
     navigate(changeRoute(route.value, route.value.view, changes), { isReplacing: true });
   };
   return (
     <button
       type="button"
-      class={`figure${share > HOT_SHARE ? " figure-hot" : ""}${most ? "" : " figure-sum"}`}
-      style={{ background: most ? heatOf(share) : undefined }}
-      aria-pressed={isChosen && !isAll}
+      class={`figure${share > HOT_SHARE ? " figure-hot" : ""}${max ? "" : " figure-sum"}`}
+      style={{ background: max ? heatColor(share) : undefined }}
+      aria-pressed={isSelected && !isAll}
       aria-label={`${nameCell(communication, cell)}: ${sign}${format(cell.value)}`}
-      onClick={choose}
-      {...tip(() => <FigureTip communication={communication} cell={cell} format={format} />)}
+      onClick={toggleFilter}
+      {...tip(() => <TotalTip communication={communication} cell={cell} format={format} />)}
     >
       <span>
         {sign}
@@ -196,13 +199,13 @@ function Phases({ cell }: { cell: Cell }) {
   );
 }
 
-interface FigureTipProps {
+interface TotalTipProps {
   readonly communication: Communication;
   readonly cell: Cell;
   readonly format: (value: number) => string;
 }
 
-function FigureTip({ communication, cell, format }: FigureTipProps) {
+function TotalTip({ communication, cell, format }: TotalTipProps) {
   return (
     <>
       <div class="tooltip-title">{nameCell(communication, cell)}</div>

@@ -1,18 +1,18 @@
-/** Whether a compiled function is right; if not, what is to blame, and the script that shows it. */
+/** A diagnosis: whether a compiled function is correct, which ops fail, and the repro script. */
 import type { DiagnosisItem } from "../../page";
 import { Badge } from "../../parts/badge";
-import { CopyButton } from "../../parts/copy";
+import { CopyButton } from "../../parts/copy_button";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
-import { countOf } from "../../parts/units";
+import { pluralize } from "../../parts/units";
 
 export function Diagnosis({ item }: { item: DiagnosisItem }) {
   const stage = [item.stage, item.part].filter(Boolean).join(": ");
   return (
     <Panel
       title={`Is ${item.target} compiled correctly?`}
-      note={`compiled by ${item.backend}, on rank ${item.rank}; ${countOf(item.num_queries, "compilation")} tried`}
+      note={`compiled by ${item.backend}, on rank ${item.rank}; ${pluralize(item.num_queries, "compilation")} tried`}
     >
       <div class="diagnosis">
         <p class="diagnosis-verdict">
@@ -50,21 +50,21 @@ function Entry({ label, value, isCode }: { label: string; value: string; isCode?
 
 function Suspects({ item }: { item: DiagnosisItem }) {
   if (!item.suspects.length) return null;
-  const only = item.is_minimal ? "; without any one of them it does not fail" : "";
+  const minimality = item.is_minimal ? "; without any one of them it does not fail" : "";
   return (
     <section class="stack">
-      <h3 class="detail-head">To blame{item.suspects.length > 1 ? only : ""}</h3>
-      {item.suspects.map((one, i) => (
+      <h3 class="detail-head">Failing ops{item.suspects.length > 1 ? minimality : ""}</h3>
+      {item.suspects.map((suspect, i) => (
         <div key={i} class="stack">
           <div class="suspect">
-            <code>{one.op}</code>
-            {one.module >= 0 && (
+            <code>{suspect.op}</code>
+            {suspect.module >= 0 && (
               <span>
-                in <ModuleLink module={one.module} />
+                in <ModuleLink module={suspect.module} />
               </span>
             )}
           </div>
-          <SourceLine source={one.source} />
+          <SourceLine source={suspect.source} />
         </div>
       ))}
     </section>
@@ -73,15 +73,15 @@ function Suspects({ item }: { item: DiagnosisItem }) {
 
 function Script({ item }: { item: DiagnosisItem }) {
   if (!item.repro && !item.script) return null;
-  const proof = item.is_verified
+  const confirmation = item.is_verified
     ? "a fresh process fails in the same way"
     : "not confirmed by a fresh process";
   return (
     <details class="script" open={item.script.length < 4000}>
       <summary>
         <span>
-          Script that shows it: <code>{item.repro || "repro.py"}</code>{" "}
-          <span class="dim">({proof})</span>
+          Repro script: <code>{item.repro || "repro.py"}</code>{" "}
+          <span class="dim">({confirmation})</span>
         </span>
         {item.script && <CopyButton text={item.script} label="copy the script" />}
       </summary>

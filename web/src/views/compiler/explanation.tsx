@@ -1,16 +1,16 @@
-/** What torch.compile made of one function: lines that break graphs, graphs, recompilations, times. */
+/** One compiled function: graphs, graph breaks, recompilations, compile times. */
 import type { BreakRow, ExplanationItem, RecompileRow, SkippedRow, StageRow } from "../../page";
 import { Bar } from "../../parts/bar";
-import { Empty } from "../../parts/empty";
+import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
-import { countOf, formatDuration } from "../../parts/units";
+import { formatDuration, pluralize } from "../../parts/units";
 import { Graphs } from "./graphs";
 
 export function Explanation({ item }: { item: ExplanationItem }) {
   return (
     <>
-      <Panel title={`Graphs of ${item.target}`} note={`${item.words} (rank ${item.ranks})`}>
+      <Panel title={`Graphs of ${item.target}`} note={`${item.summary} (rank ${item.ranks})`}>
         {item.failure && (
           <p class="failure">
             It raised an exception: <code>{item.failure}</code>
@@ -21,7 +21,7 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.break_sites.length > 0 && (
         <Panel
           title={`Lines that break graphs (${item.break_sites.length})`}
-          note={`${countOf(item.num_break_events, "graph break")}`}
+          note={`${pluralize(item.num_break_events, "graph break")}`}
         >
           <ol class="breaks">
             {item.break_sites.map((site, i) => (
@@ -105,7 +105,7 @@ function Stages({ rows }: { rows: readonly StageRow[] }) {
       </Panel>
     );
   }
-  const most = Math.max(...rows.map((row) => row.total_ns ?? 0));
+  const max = Math.max(...rows.map((row) => row.total_ns ?? 0));
   return (
     <Panel title="Compile time by stage" note="exclusive">
       <ul class="stages">
@@ -114,10 +114,10 @@ function Stages({ rows }: { rows: readonly StageRow[] }) {
             <span>{row.stage}</span>
             <Bar
               value={row.total_ns ?? 0}
-              most={most}
+              max={max}
               text={row.total_ns === null ? "not known" : formatDuration(row.total_ns)}
             />
-            <span class="dim">{countOf(row.num_calls, "call")}</span>
+            <span class="dim">{pluralize(row.num_calls, "call")}</span>
           </li>
         ))}
       </ul>

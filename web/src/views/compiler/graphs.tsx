@@ -1,12 +1,12 @@
-/** Graphs side by side, as long as they have ops, and the ops of the one that is chosen. */
+/** Graphs side by side, as wide as their number of ops, and the ops of the selected graph. */
 import { useCallback, useMemo, useState } from "preact/hooks";
 import type { BreakRow, GraphItem } from "../../page";
 import { ModuleLink } from "../../parts/module_link";
-import { SourceLine } from "../../parts/source_line";
+import { formatLocation, SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { tip } from "../../parts/tooltip";
-import { countOf } from "../../parts/units";
-import { nameOf } from "../../store/modules";
+import { pluralize } from "../../parts/units";
+import { moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 
 interface Props {
@@ -15,7 +15,7 @@ interface Props {
 }
 
 export function Graphs({ graphs, breaks }: Props) {
-  const [chosen, choose] = useState(-1);
+  const [selectedGraph, selectGraph] = useState(-1);
   if (!graphs.length) return <p class="failure">No graph was made.</p>;
   return (
     <>
@@ -26,20 +26,20 @@ export function Graphs({ graphs, breaks }: Props) {
             key={i}
             class="graph"
             style={{ flexGrow: Math.max(graph.num_ops, 1) }}
-            aria-pressed={i === chosen}
-            onClick={() => choose(i === chosen ? -1 : i)}
+            aria-pressed={i === selectedGraph}
+            onClick={() => selectGraph(i === selectedGraph ? -1 : i)}
             {...tip(() => <GraphTip graph={graph} />)}
           >
             <span class="graph-name">
               graph {graph.index}
               {graph.is_recompile && <span class="chip">again</span>}
             </span>
-            <span class="graph-ops">{countOf(graph.num_ops, "op")}</span>
+            <span class="graph-ops">{pluralize(graph.num_ops, "op")}</span>
             <span class="graph-end">{describeEnd(graph, breaks)}</span>
           </button>
         ))}
       </div>
-      {graphs[chosen] && <Ops key={chosen} graph={graphs[chosen]} />}
+      {graphs[selectedGraph] && <Ops key={selectedGraph} graph={graphs[selectedGraph]} />}
     </>
   );
 }
@@ -76,7 +76,7 @@ function Ops({ graph }: { graph: GraphItem }) {
       <p class="graph-title">
         <code>{graph.function}</code> <SourceLine source={graph.source} isShort />
         {graph.left_out > 0 && (
-          <span class="dim">; {countOf(graph.left_out, "op")} more are not listed</span>
+          <span class="dim">; {pluralize(graph.left_out, "op")} more are not listed</span>
         )}
       </p>
       <Table
@@ -108,7 +108,7 @@ function makeColumns(graph: GraphItem): Column[] {
       title: "Module",
       width: 10,
       grow: 2,
-      value: (row) => (graph.module[row]! < 0 ? "" : nameOf(graph.module[row]!)),
+      value: (row) => (graph.module[row]! < 0 ? "" : moduleName(graph.module[row]!)),
       cell: (row) =>
         graph.module[row]! < 0 ? null : (
           <span class="clip">
@@ -121,7 +121,7 @@ function makeColumns(graph: GraphItem): Column[] {
       title: "Line",
       width: 10,
       grow: 2,
-      value: (row) => placeOf(graph.line[row] ?? -1),
+      value: (row) => formatLocation(graph.line[row] ?? -1),
       cell: (row) => (
         <span class="clip">
           <SourceLine source={graph.line[row] ?? -1} isShort />
@@ -129,9 +129,4 @@ function makeColumns(graph: GraphItem): Column[] {
       ),
     },
   ];
-}
-
-function placeOf(source: number): string {
-  const { file, line } = page.value.sources;
-  return file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
 }

@@ -14,23 +14,29 @@ export interface TreeColumn {
 
 export type Show = "bytes" | "counts";
 
-/** Those that say anything; what was not recorded has no column. */
+/** Columns that have values; what was not recorded has no column. */
 export function listColumns(modules: Modules, show: Show): TreeColumn[] {
-  return [...listTraffic(modules, show), ...listHoldings(modules)];
+  return [...listTrafficColumns(modules, show), ...listMemoryColumns(modules)];
 }
 
-function listTraffic(modules: Modules, show: Show): TreeColumn[] {
+function listTrafficColumns(modules: Modules, show: Show): TreeColumn[] {
   const column = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
   if (!column.some(hasAny)) return [];
   const format = show === "bytes" ? formatBytesCell : formatCount;
   const what = show === "bytes" ? "bytes sent (ring estimate)" : "collectives";
   const totals = modules.path.map((_, i) => sumPhases(column, i));
-  const most = totals.reduce((a, b) => Math.max(a, b), 0);
-  const phases = modules.phases.flatMap((phase, at): TreeColumn[] => {
-    if (!column.some((figures) => figures[at]! > 0)) return [];
+  const max = totals.reduce((a, b) => Math.max(a, b), 0);
+  const phases = modules.phases.flatMap((phase, phaseIndex): TreeColumn[] => {
+    if (!column.some((figures) => figures[phaseIndex]! > 0)) return [];
     const hint = `${what} of one rank in ${phase}, including children`;
     return [
-      { id: phase, title: phase, hint, width: 6.5, cell: (i) => format(column[i]?.[at] ?? 0) },
+      {
+        id: phase,
+        title: phase,
+        hint,
+        width: 6.5,
+        cell: (i) => format(column[i]?.[phaseIndex] ?? 0),
+      },
     ];
   });
   const total: TreeColumn = {
@@ -39,19 +45,19 @@ function listTraffic(modules: Modules, show: Show): TreeColumn[] {
     hint: `${what} of one rank in all phases, including children`,
     width: 11,
     cell: (i) => (
-      <Bar value={totals[i]!} most={most} text={unevenly(modules, i, format(totals[i]!))} />
+      <Bar value={totals[i]!} max={max} text={formatBound(modules, i, format(totals[i]!))} />
     ),
   };
   return [total, ...phases];
 }
 
-/** Where ranks differ a figure is the busiest rank's. */
-function unevenly(modules: Modules, position: number, text: string): string {
+/** If ranks differ, the figure is the busiest rank's, an upper bound. */
+function formatBound(modules: Modules, position: number, text: string): string {
   return modules.is_uneven[position] && text !== "·" ? `≤ ${text}` : text;
 }
 
-function listHoldings(modules: Modules): TreeColumn[] {
-  const holdings: readonly [string, string, readonly number[], (value: number) => string][] = [
+function listMemoryColumns(modules: Modules): TreeColumn[] {
+  const columns: readonly [string, string, readonly number[], (value: number) => string][] = [
     [
       "parameters",
       "elements of the global parameters; tied ones once",
@@ -66,7 +72,7 @@ function listHoldings(modules: Modules): TreeColumn[] {
       formatBytesCell,
     ],
   ];
-  return holdings
+  return columns
     .filter(([, , column]) => hasAny(column))
     .map(([title, hint, column, format]) => {
       const width = title === "parameters" ? 9.5 : 6.5;

@@ -1,44 +1,44 @@
-/** The module tree as an icicle: width is the measure, colour what is a module's own. */
+/** The module tree as an icicle chart: width is the measure, colour the module's own share of it. */
 import { useMemo, useRef } from "preact/hooks";
-import { heatOf } from "../../parts/colors";
-import { useSize } from "../../parts/size";
+import { heatColor } from "../../parts/colors";
 import { hideTip, tip } from "../../parts/tooltip";
 import { formatNumber, formatShare } from "../../parts/units";
-import { nameOf, select, selected } from "../../store/modules";
+import { useSize } from "../../parts/use_size";
+import { moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
-import { hasWords, words } from "../../store/search";
-import { type Box, layOut } from "./layout";
+import { containsWords, words } from "../../store/search";
+import { type Box, layoutIcicle } from "./icicle_layout";
 import type { Measure } from "./measures";
-import { hasChildren, isFoldedAway } from "./rows";
-import { depths, labelOf, openness, zoomed } from "./state";
+import { hasChildren, isFoldedAway } from "./tree_rows";
+import { depths, labelOf, treeState, zoomed } from "./tree_state";
 
 const MAX_DEPTH = 8;
 const MIN_PIXELS = 2;
 const LABEL_PIXELS = 34;
-const HOT_SHARE = 0.45; // from here on the ground is strong, and text light
+const HOT_SHARE = 0.45; // above this the background is strong and the text light
 
 export function Icicle({ measure }: { measure: Measure }) {
-  const frame = useRef<HTMLDivElement>(null);
-  const { width } = useSize(frame);
+  const container = useRef<HTMLDivElement>(null);
+  const { width } = useSize(container);
   const { modules } = page.value;
   const boxes = useMemo(
     () =>
-      layOut({
+      layoutIcicle({
         modules,
         sizeOf: (position) => measure.sizeOf(modules, position),
         zoomed: zoomed.value,
-        isFolded: (position) => isFoldedAway(modules, position, openness.value),
+        isFolded: (position) => isFoldedAway(modules, position, treeState.value),
         minWidth: MIN_PIXELS / Math.max(width, 1),
         maxDepth: MAX_DEPTH + (depths.value[zoomed.value] ?? 0),
       }),
-    [modules, measure, zoomed.value, openness.value, width],
+    [modules, measure, zoomed.value, treeState.value, width],
   );
-  const whole = sumRoots(measure);
-  const shown = boxes.find((box) => box.module === zoomed.value)?.value ?? whole;
-  const numRows = boxes.reduce((most, box) => Math.max(most, box.depth + 1), 0);
+  const total = sumRoots(measure);
+  const zoomedTotal = boxes.find((box) => box.module === zoomed.value)?.value ?? total;
+  const numRows = boxes.reduce((max, box) => Math.max(max, box.depth + 1), 0);
   return (
     <div
-      ref={frame}
+      ref={container}
       class="icicle"
       role="group"
       aria-label={`modules by ${measure.title.toLowerCase()}`}
@@ -50,8 +50,8 @@ export function Icicle({ measure }: { measure: Measure }) {
             key={box.module}
             box={box}
             measure={measure}
-            whole={whole}
-            shown={shown}
+            total={total}
+            zoomedTotal={zoomedTotal}
             pixels={width * box.width}
           />
         ))}
@@ -69,22 +69,22 @@ function sumRoots(measure: Measure): number {
 
 interface BoxProps {
   readonly box: Box;
-  readonly whole: number; // of all modules
-  readonly shown: number; // of those that have the whole width
+  readonly total: number; // of all modules
+  readonly zoomedTotal: number; // of the modules that have the full width
   readonly measure: Measure;
   readonly pixels: number;
 }
 
-function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
+function IcicleBox({ box, total, zoomedTotal, measure, pixels }: BoxProps) {
   const { modules } = page.value;
   const { module } = box;
-  const share = shown > 0 ? box.own / shown : 0;
-  const isAbove = zoomed.value > module && box.width === 1;
-  const isFaded = words.value.length > 0 && !hasWords(modules.path[module]!, words.value);
+  const share = zoomedTotal > 0 ? box.own / zoomedTotal : 0;
+  const isAncestor = zoomed.value > module && box.width === 1;
+  const isFaded = words.value.length > 0 && !containsWords(modules.path[module]!, words.value);
   const zoom = (): void => {
     hideTip();
-    const isOut = module === zoomed.value;
-    zoomed.value = isOut
+    const isZoomingOut = module === zoomed.value;
+    zoomed.value = isZoomingOut
       ? (modules.parent[module] ?? -1)
       : hasChildren(modules, module)
         ? module
@@ -93,8 +93,8 @@ function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
   };
   const classes = [
     "box",
-    share > HOT_SHARE && !isAbove && "box-hot",
-    isAbove && "box-above",
+    share > HOT_SHARE && !isAncestor && "box-hot",
+    isAncestor && "box-ancestor",
     isFaded && "box-faded",
   ];
   return (
@@ -102,15 +102,15 @@ function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
       type="button"
       class={classes.filter(Boolean).join(" ")}
       aria-pressed={module === selected.value}
-      aria-label={`${nameOf(module)}: ${measure.format(box.value)}`}
+      aria-label={`${moduleName(module)}: ${measure.format(box.value)}`}
       style={{
         left: `${100 * box.left}%`,
         width: `${100 * box.width}%`,
         top: `calc(${box.depth} * var(--box-height))`,
-        background: isAbove ? undefined : heatOf(share),
+        background: isAncestor ? undefined : heatColor(share),
       }}
       onClick={zoom}
-      {...tip(() => <BoxTip box={box} whole={whole} measure={measure} />)}
+      {...tip(() => <BoxTip box={box} total={total} measure={measure} />)}
     >
       {pixels > LABEL_PIXELS && (
         <span class="box-label">
@@ -122,12 +122,12 @@ function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
   );
 }
 
-function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels" | "shown">) {
+function BoxTip({ box, total, measure }: Omit<BoxProps, "pixels" | "zoomedTotal">) {
   const { modules } = page.value;
   const each = measure.sizeOf(modules, box.module);
   return (
     <>
-      <div class="tooltip-title">{nameOf(box.module)}</div>
+      <div class="tooltip-title">{moduleName(box.module)}</div>
       <div class="dim">{modules.type[box.module]}</div>
       <dl>
         <dt>{measure.title.toLowerCase()}</dt>
@@ -141,7 +141,7 @@ function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels" | "shown">) {
         <dt>its own</dt>
         <dd>{measure.format(box.own)}</dd>
         <dt>share of the total</dt>
-        <dd>{formatShare(box.value, whole)}</dd>
+        <dd>{formatShare(box.value, total)}</dd>
       </dl>
     </>
   );

@@ -1,10 +1,10 @@
-/** What modules are measured by, and how it reads. */
+/** Measures of modules, and how their values are formatted. */
 import type { Modules } from "../../page";
 import { formatBytes, formatNumber } from "../../parts/units";
 
 export interface Measure {
   readonly id: string;
-  readonly recorded: string; // the name in Modules.recorded without which it has no figures
+  readonly recorded: string; // the entry of Modules.recorded that it needs
   readonly title: string;
   readonly hint: string;
   readonly sizeOf: (modules: Modules, position: number) => number;
@@ -38,17 +38,17 @@ export const MEASURES: readonly Measure[] = [
   },
 ];
 
-/** All phases of a module; columns by phase have a figure of each of them for each module. */
+/** Sum over all phases of a module; `column` has a list of figures by phase for each module. */
 export function sumPhases(column: readonly (readonly number[])[], position: number): number {
   return (column[position] ?? []).reduce((sum, figure) => sum + figure, 0);
 }
 
-/** Whether figures were recorded, zeros among them. */
+/** Whether figures were recorded, even if all are zero. */
 export function isRecorded({ recorded }: Modules, name: string): boolean {
   return recorded.includes(name);
 }
 
-/** Those that have a figure above zero. */
+/** Measures that have a value above zero. */
 export function listMeasures(modules: Modules): Measure[] {
   return MEASURES.filter(({ sizeOf }) => modules.path.some((_, i) => sizeOf(modules, i) > 0));
 }

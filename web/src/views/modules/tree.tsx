@@ -1,15 +1,15 @@
 /** The module tree as a table, repeated layers folded. */
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
-import { Empty } from "../../parts/empty";
+import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
-import { useWindow } from "../../parts/windowed";
-import { nameOf, representatives, select, selected } from "../../store/modules";
+import { useVirtualRows } from "../../parts/virtual_rows";
+import { moduleName, representatives, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { words } from "../../store/search";
 import { listColumns, type Show, type TreeColumn } from "./columns";
-import { findRows, hasChildren, listRows } from "./rows";
-import { depths, labelOf, openness, show as reveal, toggleFold, toggleOpen } from "./state";
+import { findRows, hasChildren, listRows } from "./tree_rows";
+import { depths, show as expandTo, labelOf, toggleFold, toggleOpen, treeState } from "./tree_state";
 
 const PAGE_ROWS = 12;
 
@@ -21,17 +21,17 @@ export function Tree({ show }: { show: Show }) {
     () =>
       words.value.length
         ? findRows(modules, words.value, representatives.value)
-        : listRows(modules, openness.value),
-    [modules, openness.value, words.value],
+        : listRows(modules, treeState.value),
+    [modules, treeState.value, words.value],
   );
   const [active, setActive] = useState(-1);
-  const { ref, rowHeight, bring, present, first, end } = useWindow(rows.length);
-  useReveal(rows, present, active, setActive);
-  const place = rows.indexOf(active);
-  const go = (to: number): void => {
+  const { ref, rowHeight, scrollToRow, revealRow, first, end } = useVirtualRows(rows.length);
+  useRevealSelection(rows, revealRow, active, setActive);
+  const activeIndex = rows.indexOf(active);
+  const moveTo = (to: number): void => {
     const next = Math.min(Math.max(to, 0), rows.length - 1);
     setActive(rows[next]!);
-    bring(next);
+    scrollToRow(next);
   };
   const template = `minmax(19rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
   return (
@@ -43,9 +43,11 @@ export function Tree({ show }: { show: Show }) {
         tabIndex={0}
         aria-label="modules"
         aria-rowcount={rows.length + 1}
-        aria-activedescendant={place >= first && place < end ? `${id}-${active}` : undefined}
+        aria-activedescendant={
+          activeIndex >= first && activeIndex < end ? `${id}-${active}` : undefined
+        }
         style={{ "--columns": template }}
-        onKeyDown={(event) => walk(event, active, place, go)}
+        onKeyDown={(event) => handleKey(event, active, activeIndex, moveTo)}
       >
         <TreeHead columns={columns} />
         <div class="table-body" role="rowgroup" style={{ height: `${rows.length * rowHeight}px` }}>
@@ -68,61 +70,67 @@ export function Tree({ show }: { show: Show }) {
   );
 }
 
-/** A module that was selected elsewhere is brought into sight, whatever hides it. */
-function useReveal(
+/** Expands the tree and scrolls to a module that was selected elsewhere. */
+function useRevealSelection(
   rows: number[],
-  present: (row: number) => void,
+  revealRow: (row: number) => void,
   active: number,
-  activate: (row: number) => void,
+  setActive: (row: number) => void,
 ): void {
-  const wanted = useRef(-1);
+  const pendingModule = useRef(-1);
   const module = selected.value;
   const isHidden = module >= 0 && !rows.includes(module);
   useEffect(() => {
-    // One that was selected here is in sight, and the rows should not jump.
+    // A module that was selected here is visible already, and the rows should not jump.
     if (module < 0 || module === active) return;
-    wanted.current = module;
-    activate(module);
-    if (isHidden) reveal(module);
+    pendingModule.current = module;
+    setActive(module);
+    if (isHidden) expandTo(module);
   }, [module]);
   useEffect(() => {
-    const place = rows.indexOf(module);
-    if (place < 0 || wanted.current !== module) return;
-    wanted.current = -1;
-    present(place);
+    const activeIndex = rows.indexOf(module);
+    if (activeIndex < 0 || pendingModule.current !== module) return;
+    pendingModule.current = -1;
+    revealRow(activeIndex);
   }, [module, isHidden]);
 }
 
-function walk(event: KeyboardEvent, active: number, place: number, go: (to: number) => void): void {
+function handleKey(
+  event: KeyboardEvent,
+  active: number,
+  activeIndex: number,
+  moveTo: (to: number) => void,
+): void {
   const { modules } = page.value;
-  const isOpen = hasChildren(modules, active) && !openness.value.closed.has(active);
-  const moves: Readonly<Record<string, () => void>> = {
-    ArrowDown: () => go(place + 1),
-    ArrowUp: () => go(place - 1),
-    PageDown: () => go(place + PAGE_ROWS),
-    PageUp: () => go(place - PAGE_ROWS),
-    Home: () => go(0),
-    End: () => go(Number.POSITIVE_INFINITY),
-    ArrowRight: () => (isOpen ? go(place + 1) : hasChildren(modules, active) && toggleOpen(active)),
+  const isOpen = hasChildren(modules, active) && !treeState.value.closed.has(active);
+  const actions: Readonly<Record<string, () => void>> = {
+    ArrowDown: () => moveTo(activeIndex + 1),
+    ArrowUp: () => moveTo(activeIndex - 1),
+    PageDown: () => moveTo(activeIndex + PAGE_ROWS),
+    PageUp: () => moveTo(activeIndex - PAGE_ROWS),
+    Home: () => moveTo(0),
+    End: () => moveTo(Number.POSITIVE_INFINITY),
+    ArrowRight: () =>
+      isOpen ? moveTo(activeIndex + 1) : hasChildren(modules, active) && toggleOpen(active),
     ArrowLeft: () => {
       const parent = modules.parent[active] ?? -1;
       if (isOpen) toggleOpen(active);
-      else if (parent >= 0) go(place - countBetween(parent, active));
+      else if (parent >= 0) moveTo(activeIndex - countBetween(parent, active));
     },
     Enter: () => active >= 0 && select(active),
     " ": () => active >= 0 && (modules.repeat[active] ?? 1) > 1 && toggleFold(active),
   };
-  const move = moves[event.key];
-  if (!move) return;
+  const action = actions[event.key];
+  if (!action) return;
   event.preventDefault();
-  move();
+  action();
 }
 
-/** How many rows above a module its parent's is. */
+/** Number of rows between a module and its parent. */
 function countBetween(parent: number, position: number): number {
   const rows = words.value.length
     ? findRows(page.value.modules, words.value, representatives.value)
-    : listRows(page.value.modules, openness.value);
+    : listRows(page.value.modules, treeState.value);
   return rows.indexOf(position) - rows.indexOf(parent);
 }
 
@@ -158,13 +166,13 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
   const { modules } = page.value;
   const isParent = hasChildren(modules, position);
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: the tree takes the keys of all its rows
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the tree handles the keys of all its rows
     <div
       id={id}
       class={isActive ? "table-row row-active" : "table-row"}
       role="row"
       aria-level={depths.value[position]! + 1}
-      aria-expanded={isParent ? !openness.value.closed.has(position) : undefined}
+      aria-expanded={isParent ? !treeState.value.closed.has(position) : undefined}
       aria-selected={position === selected.value}
       aria-rowindex={index + 2}
       style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}
@@ -195,8 +203,8 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
   const depth = depths.value[position]!;
   return (
     <div class="cell tree-cell" role="gridcell" style={{ "--depth": depth }}>
-      {isParent ? <Twisty position={position} /> : <span class="twisty" />}
-      <span class="tree-name" title={nameOf(position)}>
+      {isParent ? <ExpandButton position={position} /> : <span class="expand-button" />}
+      <span class="tree-name" title={moduleName(position)}>
         <Highlight text={labelOf(position)} />
       </span>
       {repeat > 1 && <FoldChip position={position} repeat={repeat} />}
@@ -219,12 +227,12 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
   );
 }
 
-function Twisty({ position }: { position: number }) {
-  const isOpen = !openness.value.closed.has(position) || words.value.length > 0;
+function ExpandButton({ position }: { position: number }) {
+  const isOpen = !treeState.value.closed.has(position) || words.value.length > 0;
   return (
     <button
       type="button"
-      class="twisty"
+      class="expand-button"
       tabIndex={-1}
       aria-label={isOpen ? "close" : "open"}
       onClick={(event) => {
@@ -240,7 +248,7 @@ function Twisty({ position }: { position: number }) {
 }
 
 function FoldChip({ position, repeat }: { position: number; repeat: number }) {
-  const isUnfolded = openness.value.unfolded.has(position);
+  const isUnfolded = treeState.value.unfolded.has(position);
   const hint = isUnfolded
     ? "fold them again"
     : `${repeat} identical layers; figures are per layer. Show all`;

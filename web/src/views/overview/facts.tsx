@@ -1,9 +1,9 @@
-/** The figures of a run as tiles, in rows that are as even as they can be. */
+/** The key figures of a run as tiles, in rows of equal length where possible. */
 import { useRef } from "preact/hooks";
 import type { Fact } from "../../page";
-import { useSize } from "../../parts/size";
+import { useSize } from "../../parts/use_size";
 import { hrefTo } from "../../store/route";
-import { countColumns } from "./columns";
+import { countColumns } from "./tile_columns";
 
 export function Facts({ facts }: { facts: readonly Fact[] }) {
   const frame = useRef<HTMLElement>(null);

@@ -1,44 +1,44 @@
-/** Findings, the gravest first: the fact, what to do, and where. */
+/** Findings, most severe first: the fact, the remedy, the location. */
 import { useState } from "preact/hooks";
 import type { FindingItem } from "../../page";
 import { Badge } from "../../parts/badge";
-import { Choices } from "../../parts/choice";
-import { Empty } from "../../parts/empty";
+import { Choices } from "../../parts/choices";
+import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
-import { countOf, formatNumber } from "../../parts/units";
-import { isLikeSelection, nameOf, select, selected } from "../../store/modules";
+import { formatNumber, pluralize } from "../../parts/units";
+import { isFoldedRowInSelection, moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
-import { hasWords, words } from "../../store/search";
+import { containsWords, words } from "../../store/search";
 
 const SEVERITIES = ["error", "warning", "info"];
-const FIRST = 25; // findings that are drawn until more are asked for
+const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
 
 export function Findings() {
   const { findings } = page.value;
   const [severity, setSeverity] = useState("all");
   const [isComplete, setComplete] = useState(false);
-  const found = findings.filter((one) => isWanted(one, severity));
-  const shown = isComplete ? found : found.slice(0, FIRST);
-  const numHidden = found.length - shown.length;
+  const matching = findings.filter((finding) => matchesFilter(finding, severity));
+  const shown = isComplete ? matching : matching.slice(0, MAX_INITIAL);
+  const numHidden = matching.length - shown.length;
   return (
     <Panel
       title={`Findings (${formatNumber(findings.length)})`}
       note={
         <>
-          <Narrowed numFound={found.length} numAll={findings.length} />
+          <FilterNote numMatching={matching.length} numAll={findings.length} />
           {findings.length > 0 && <span class="dim">{page.value.run.checks}</span>}
         </>
       }
       controls={<Severities severity={severity} onChange={setSeverity} />}
     >
       {!findings.length && <Empty>No findings ({page.value.run.checks}).</Empty>}
-      {findings.length > 0 && !found.length && <Empty>No finding matches the filter.</Empty>}
+      {findings.length > 0 && !matching.length && <Empty>No finding matches the filter.</Empty>}
       <ul class="findings">
-        {shown.map((one, i) => (
-          <Finding key={i} finding={one} />
+        {shown.map((finding, i) => (
+          <Finding key={i} finding={finding} />
         ))}
       </ul>
       {numHidden > 0 && (
@@ -50,20 +50,20 @@ export function Findings() {
   );
 }
 
-function isWanted(finding: FindingItem, severity: string): boolean {
+function matchesFilter(finding: FindingItem, severity: string): boolean {
   if (severity !== "all" && finding.severity !== severity) return false;
-  if (!isLikeSelection(finding.module)) return false;
-  return hasWords(
+  if (!isFoldedRowInSelection(finding.module)) return false;
+  return containsWords(
     [finding.rule, finding.subject, finding.fact, finding.remedy].join("\n"),
     words.value,
   );
 }
 
-function Narrowed({ numFound, numAll }: { numFound: number; numAll: number }) {
-  if (numFound === numAll || selected.value < 0) return null;
+function FilterNote({ numMatching, numAll }: { numMatching: number; numAll: number }) {
+  if (numMatching === numAll || selected.value < 0) return null;
   return (
     <>
-      {numFound} of {numAll} in <b class="mono">{nameOf(selected.value)}</b>
+      {numMatching} of {numAll} in <b class="mono">{moduleName(selected.value)}</b>
       <button type="button" class="text-button" onClick={() => select(-1)}>
         show all modules
       </button>
@@ -78,16 +78,16 @@ interface SeverityProps {
 
 function Severities({ severity, onChange }: SeverityProps) {
   const { findings } = page.value;
-  const present = SEVERITIES.map((id) => ({
+  const countsBySeverity = SEVERITIES.map((id) => ({
     id,
-    count: findings.filter((one) => one.severity === id).length,
+    count: findings.filter((finding) => finding.severity === id).length,
   })).filter(({ count }) => count > 0);
-  if (present.length < 2) return null;
+  if (countsBySeverity.length < 2) return null;
   const choices = [
     { id: "all", title: "all" },
-    ...present.map(({ id, count }) => ({
+    ...countsBySeverity.map(({ id, count }) => ({
       id,
-      title: id === "info" ? `${formatNumber(count)} info` : countOf(count, id),
+      title: id === "info" ? `${formatNumber(count)} info` : pluralize(count, id),
     })),
   ];
   return <Choices label="severity" choices={choices} value={severity} onChange={onChange} />;

@@ -1,4 +1,4 @@
-/** Tensors that were compared with the single device: those that differ first. */
+/** Table of tensors compared with the single device; those that differ come first. */
 import { useCallback, useMemo } from "preact/hooks";
 import type { VerdictTable } from "../../page";
 import { Badge } from "../../parts/badge";

@@ -1,4 +1,4 @@
-/** The audit table's columns; what no parameter has is left out. */
+/** The columns of the audit table; columns without values are left out. */
 import type { Parameters } from "../../page";
 import { Badge } from "../../parts/badge";
 import { Highlight } from "../../parts/highlight";
@@ -20,7 +20,7 @@ export function makeColumns(parameters: Parameters): Column[] {
     isText: true,
     value: (row) => column[row]!,
   });
-  const all: (Column | false)[] = [
+  const columns: (Column | false)[] = [
     {
       ...text("name", "Name", 17, parameters.name),
       grow: 4,
@@ -31,7 +31,7 @@ export function makeColumns(parameters: Parameters): Column[] {
         </span>
       ),
     },
-    has(parameters.flags) && {
+    hasAny(parameters.flags) && {
       ...text("flags", "Findings", 10, parameters.flags, "rules of the audit"),
       grow: 2,
       cell: (row) => <Flags flags={parameters.flags[row]!} />,
@@ -50,7 +50,7 @@ export function makeColumns(parameters: Parameters): Column[] {
       width: 6.5,
       align: "end",
       value: (row) => parameters.global_bytes[row] ?? -1,
-      cell: (row) => formatKnown(parameters.global_bytes[row]),
+      cell: (row) => formatOptionalBytes(parameters.global_bytes[row]),
     },
     {
       id: "held",
@@ -59,30 +59,30 @@ export function makeColumns(parameters: Parameters): Column[] {
       width: 6.5,
       align: "end",
       value: (row) => parameters.local_bytes[row] ?? -1,
-      cell: (row) => formatKnown(parameters.local_bytes[row]),
+      cell: (row) => formatOptionalBytes(parameters.local_bytes[row]),
     },
-    has(parameters.rule) && {
+    hasAny(parameters.rule) && {
       ...text("rule", "Rule", 9, parameters.rule, "of the plan that placed it"),
       grow: 2,
     },
-    has(parameters.fsdp_group) && {
+    hasAny(parameters.fsdp_group) && {
       ...text("fsdp", "FSDP group", 8, parameters.fsdp_group, "the module that gathers it"),
       grow: 1,
     },
-    has(parameters.alias_group) && {
+    hasAny(parameters.alias_group) && {
       ...text("tie", "Tied as", 7, parameters.alias_group, "those with the same are one tensor"),
       grow: 1,
     },
   ];
-  return all.filter((column) => column !== false);
+  return columns.filter((column) => column !== false);
 }
 
 /** Bytes, or a dash where they were not recorded. */
-function formatKnown(numBytes: number | null | undefined): string {
+function formatOptionalBytes(numBytes: number | null | undefined): string {
   return numBytes == null ? "–" : formatBytes(numBytes);
 }
 
-function has(column: readonly string[]): boolean {
+function hasAny(column: readonly string[]): boolean {
   return column.some(Boolean);
 }
 

@@ -1,13 +1,17 @@
-/** Bytes of all parameters, of those on one rank, and of those that are replicated. */
+/** Bytes of all parameters, of those on one rank, and of replicated ones. */
 import type { ShardingTable } from "../../page";
-import { Empty } from "../../parts/empty";
+import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { formatBytes, formatShare } from "../../parts/units";
 import { page } from "../../store/page";
 
 export function Summary({ table }: { table: ShardingTable }) {
-  const { global_bytes: whole, local_bytes: local, replicated_bytes: shared } = table;
-  if (whole === null || local === null) {
+  const {
+    global_bytes: globalBytes,
+    local_bytes: localBytes,
+    replicated_bytes: replicatedBytes,
+  } = table;
+  if (globalBytes === null || localBytes === null) {
     return (
       <Panel title="What a rank holds">
         <Empty>Sizes of parameters were not recorded.</Empty>
@@ -19,25 +23,36 @@ export function Summary({ table }: { table: ShardingTable }) {
       title="What a rank holds"
       note="Parameters, tied ones once, without buffers; of the rank that holds most."
     >
-      <div class="held">
-        <Line label="all parameters" text={formatBytes(whole)}>
-          <span class="held-part held-whole" style={{ flexGrow: 1 }} />
-        </Line>
-        <Line
+      <div class="rank-bytes">
+        <SummaryLine label="all parameters" text={formatBytes(globalBytes)}>
+          <span class="rank-bytes-part rank-bytes-global" style={{ flexGrow: 1 }} />
+        </SummaryLine>
+        <SummaryLine
           label="on one rank"
-          text={`${formatBytes(local)}, ${formatShare(local, whole)} of it`}
+          text={`${formatBytes(localBytes)}, ${formatShare(localBytes, globalBytes)} of it`}
         >
-          <span class="held-part held-local" style={{ flexGrow: local }} />
-          <span class="held-rest" style={{ flexGrow: Math.max(whole - local, 0) }} />
-        </Line>
-        {page.value.run.world_size > 1 && local > 0 && shared !== null && (
-          <Line
+          <span class="rank-bytes-part rank-bytes-local" style={{ flexGrow: localBytes }} />
+          <span
+            class="rank-bytes-rest"
+            style={{ flexGrow: Math.max(globalBytes - localBytes, 0) }}
+          />
+        </SummaryLine>
+        {page.value.run.world_size > 1 && localBytes > 0 && replicatedBytes !== null && (
+          <SummaryLine
             label="replicated"
-            text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
+            text={`${formatBytes(replicatedBytes)}, ${formatShare(replicatedBytes, localBytes)} of that`}
           >
-            {shared > 0 && <span class="held-part held-shared" style={{ flexGrow: shared }} />}
-            <span class="held-rest" style={{ flexGrow: Math.max(local - shared, 0) }} />
-          </Line>
+            {replicatedBytes > 0 && (
+              <span
+                class="rank-bytes-part rank-bytes-replicated"
+                style={{ flexGrow: replicatedBytes }}
+              />
+            )}
+            <span
+              class="rank-bytes-rest"
+              style={{ flexGrow: Math.max(localBytes - replicatedBytes, 0) }}
+            />
+          </SummaryLine>
         )}
       </div>
     </Panel>
@@ -50,12 +65,12 @@ interface LineProps {
   readonly children: preact.ComponentChildren;
 }
 
-function Line({ label, text, children }: LineProps) {
+function SummaryLine({ label, text, children }: LineProps) {
   return (
-    <div class="held-line">
-      <span class="held-label">{label}</span>
-      <span class="held-bar">{children}</span>
-      <span class="held-text">{text}</span>
+    <div class="rank-bytes-line">
+      <span class="rank-bytes-label">{label}</span>
+      <span class="rank-bytes-bar">{children}</span>
+      <span class="rank-bytes-text">{text}</span>
     </div>
   );
 }

@@ -362,10 +362,10 @@ def _format_module(module: nn.Module, name: str) -> str:
     try:
         twin = eval(text, {"torch": torch})
     except Exception:  # noqa: BLE001 - `extra_repr` need not be valid source
-        raise NotPrintable(f"{name} does not say how it was made: {text}") from None
+        raise NotPrintable(f"{name} has no repr that recreates it: {text}") from None
     expected_shapes = {key: tensor.shape for key, tensor in twin.state_dict().items()}
     if expected_shapes != {key: tensor.shape for key, tensor in module.state_dict().items()}:
-        raise NotPrintable(f"{name} does not say how it was made: {text}")
+        raise NotPrintable(f"{name} has no repr that recreates it: {text}")
     return text
 
 
@@ -390,7 +390,7 @@ def _format_plain(value: Any, position: int) -> str:
     try:
         return format_value(value)
     except NotPrintable as error:
-        raise NotPrintable(f"input {position} cannot be written down: {error}") from None
+        raise NotPrintable(f"input {position} cannot be written as code: {error}") from None
 
 
 def _shrink_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ _OPTIONAL = ("copy", "glob", "pathlib", "pickle", "re", "signal", "subprocess", 
 _STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
 
 _TOP = """\
-# Nothing that an earlier run left behind may answer for this one.
+# Use no caches of earlier runs.
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:

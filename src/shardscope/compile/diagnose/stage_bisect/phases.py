@@ -53,4 +53,4 @@ def _phase_of(step: str) -> Phase:
 
 
 def _explain(part: str) -> tuple[str, ...]:
-    return ("The part is the last that was begun before the process ended.",) if part else ()
+    return ("The part is the last that was started before the process ended.",) if part else ()

@@ -90,8 +90,8 @@ def _find_attributes(graph: fx.GraphModule) -> Iterator[tuple[str, Any]]:
 def _describe_node(node: fx.Node) -> NodeData:
     if "triton_kernel_wrapper" in str(node.target):
         raise CompileError(
-            f"the graph calls a Triton kernel of yours ({node.name}), which no other process has. "
-            f"Wrap it with torch.library.custom_op and define that in a module."
+            f"the graph calls a Triton kernel ({node.name}) that the worker process cannot import. "
+            f"Wrap it with torch.library.custom_op, in a module."
         )
     args = _map(node.args, _refer)
     kwargs = _map(node.kwargs, _refer)
@@ -126,7 +126,7 @@ def concretize(value: Any) -> Any:
     if value.node.is_nested_int():
         raise CompileError(
             "the graph takes the size of a nested tensor, which is not a number. Call the function "
-            "with dense tensors to have its ops looked at one by one."
+            "with dense tensors to have its ops compared one by one."
         )
     return int(value)
 

@@ -191,8 +191,8 @@ def _check_free(path: Path) -> None:
     if name is None or _is_repro_script(path / SCRIPT_NAME):
         return
     raise OutputError(
-        f"The folder {path} has a {name} that no diagnosis wrote, which the repro would "
-        "overwrite. Choose another folder."
+        f"The folder {path} has a {name} that was not written by a diagnosis and that the "
+        "repro would overwrite. Choose another folder."
     )
 
 

@@ -181,8 +181,8 @@ def build_operator(data: OperatorData) -> Any:
     operator = find_operator(data.names, module=data.module)
     if operator is None:
         raise CompileError(
-            f"the op {'.'.join(data.names)} exists in your process alone: the worker found nothing "
-            f"that defines it. Define it with torch.library.custom_op, or load its library with "
+            f"the op {'.'.join(data.names)} exists in your process only: the worker found no "
+            f"definition of it. Define it with torch.library.custom_op, or load its library with "
             f"torch.ops.load_library."
         )
     return operator

@@ -133,7 +133,7 @@ def _carry_out(buffers: list[Any], context: WorkerContext) -> Any:
         if isinstance(error, CompileError):
             raise
         raise CompileError(
-            f"the worker cannot make what it was sent ({type(error).__name__}: {error}). "
+            f"the worker cannot unpickle what it was sent ({type(error).__name__}: {error}). "
             f"Are all modules that it needs on sys.path?"
         ) from error
     buffers.clear()
@@ -146,7 +146,7 @@ def _describe(error: BaseException) -> tuple[str, str, str, bytes]:
     try:
         message = str(error)
     except Exception as another:  # noqa: BLE001 - `__str__` of a user's error may raise
-        message = f"(its message cannot be made: {type(another).__name__})"
+        message = f"(its message could not be formatted: {type(another).__name__})"
     trace = "".join(traceback.format_exception(error))
     itself = b""
     with contextlib.suppress(Exception):

@@ -1,0 +1,11 @@
+/** Why there is no data, in a sentence, and a command that records it. */
+import type { ComponentChildren } from "preact";
+
+export function Empty({ children, command }: { children: ComponentChildren; command?: string }) {
+  return (
+    <div class="empty">
+      <p>{children}</p>
+      {command && <code class="empty-command">{command}</code>}
+    </div>
+  );
+}

@@ -1,0 +1,188 @@
+/** Table of causes of collectives, the most expensive first. */
+import { useCallback, useMemo } from "preact/hooks";
+import type { CauseRow, Communication } from "../../page";
+import { Badge } from "../../parts/badge";
+import { Bar } from "../../parts/bar";
+import { Highlight } from "../../parts/highlight";
+import { ModuleLink } from "../../parts/module_link";
+import { Panel } from "../../parts/panel";
+import { formatLocation, SourceLine } from "../../parts/source_line";
+import { type Column, Table } from "../../parts/table";
+import { formatBytes, formatCount, formatNumber, pluralize } from "../../parts/units";
+import { moduleName, representatives, selected } from "../../store/modules";
+import { type Facets, matchCauses } from "./facets";
+
+const MAX_MODULES = 24;
+
+interface Props {
+  readonly communication: Communication;
+  readonly facets: Facets;
+}
+
+export function Causes({ communication, facets }: Props) {
+  const { cause_rows } = communication;
+  const columns = useMemo(() => makeColumns(communication), [communication]);
+  const { axis, kind, phase } = facets;
+  const isShown = useMemo(() => {
+    const matches = matchCauses(communication, { axis, kind, phase });
+    return (row: number): boolean => matches[row]!;
+  }, [communication, axis, kind, phase]);
+  const modulesOf = useCallback((row: number) => cause_rows[row]!.modules, [cause_rows]);
+  return (
+    <Panel title="Causes" note={describe(communication, facets)}>
+      <Table
+        label="causes"
+        numRows={cause_rows.length}
+        columns={columns}
+        isShown={isShown}
+        modules={modulesOf}
+        detail={(row) => <CauseDetail communication={communication} cause={cause_rows[row]!} />}
+        empty="No collective was recorded, so none has a cause."
+        height="24rem"
+      />
+    </Panel>
+  );
+}
+
+function describe({ ranks, scope }: Communication, facets: Facets): string {
+  const facts = [
+    ranks.length > 1 ? "of the busiest rank" : "per rank",
+    selected.value >= 0 && "all modules",
+    facets.phase >= 0 && "all phases",
+    scope,
+  ];
+  return `The most expensive first; figures: ${facts.filter(Boolean).join(", ")}. Click a row for its line and modules.`;
+}
+
+function makeColumns({ cause_rows, causes }: Communication): Column[] {
+  const at = (row: number): CauseRow => cause_rows[row]!;
+  const max = Math.max(0, ...cause_rows.map((causeRow) => causeRow.wire_bytes));
+  return [
+    {
+      id: "cause",
+      title: "Cause",
+      width: 22,
+      grow: 4,
+      isText: true,
+      value: (row) => causes[at(row).cause]!,
+      cell: (row) => (
+        <span class="cause">
+          {at(row).is_implicit && <Badge word="implicit" tone="warn" />}
+          <span class="clip" title={causes[at(row).cause]}>
+            <Highlight text={causes[at(row).cause]!} />
+          </span>
+        </span>
+      ),
+    },
+    { id: "what", title: "What", width: 11, grow: 1, isText: true, value: (row) => at(row).what },
+    {
+      id: "count",
+      title: "Count",
+      width: 5,
+      align: "end",
+      value: (row) => at(row).count,
+      cell: (row) => formatCount(at(row).count),
+    },
+    {
+      id: "wire",
+      title: "Sent",
+      width: 10,
+      grow: 1,
+      align: "end",
+      value: (row) => at(row).wire_bytes,
+      cell: (row) => (
+        <Bar value={at(row).wire_bytes} max={max} text={formatBytes(at(row).wire_bytes)} />
+      ),
+    },
+    {
+      id: "modules",
+      title: "Modules",
+      width: 10,
+      grow: 2,
+      isText: true,
+      value: (row) => at(row).modules.map(moduleName).join("\n"),
+      cell: (row) => <FirstModule modules={at(row).modules} />,
+    },
+    {
+      id: "line",
+      title: "Line",
+      width: 10,
+      grow: 2,
+      isText: true,
+      value: (row) => formatLocation(at(row).source),
+      cell: (row) => (
+        <span class="clip">
+          <SourceLine source={at(row).source} isShort />
+        </span>
+      ),
+    },
+  ];
+}
+
+function FirstModule({ modules }: { modules: readonly number[] }) {
+  if (!modules.length) return null;
+  return (
+    <span class="clip">
+      <ModuleLink module={modules[0]!} />
+      {modules.length > 1 && <span class="dim"> and {formatNumber(modules.length - 1)} more</span>}
+    </span>
+  );
+}
+
+interface FoldedModules {
+  readonly module: number; // the first of them
+  readonly count: number;
+}
+
+/** Groups identical modules: the first of each group, and their number. */
+export function foldModules(
+  modules: readonly number[],
+  firsts: ArrayLike<number>,
+): FoldedModules[] {
+  const countsByFirst = new Map<number, { module: number; count: number }>();
+  for (const module of modules) {
+    const first = module < 0 ? -1 : firsts[module]!;
+    const entry = countsByFirst.get(first);
+    if (!entry) countsByFirst.set(first, { module, count: 1 });
+    else {
+      entry.count++;
+      entry.module = Math.min(entry.module, module);
+    }
+  }
+  return [...countsByFirst.values()];
+}
+
+function CauseDetail({ communication, cause }: { communication: Communication; cause: CauseRow }) {
+  const folded = foldModules(cause.modules, representatives.value);
+  const more = folded.length - MAX_MODULES;
+  return (
+    <div class="op-detail">
+      <p class="cause-head">
+        {cause.is_implicit && <Badge word="implicit" tone="warn" />}
+        <b class="wrap">{communication.causes[cause.cause]}</b>
+      </p>
+      {cause.is_implicit && (
+        <p>No plan and no call asked for it: DTensor inserted it so that an op could run.</p>
+      )}
+      <p>
+        <span class="mono">{cause.what}</span>, {formatNumber(cause.count)} times on a rank,{" "}
+        {formatBytes(cause.wire_bytes)} sent (ring estimate).
+      </p>
+      <SourceLine source={cause.source} />
+      {folded.length > 0 && (
+        <section>
+          <h3>{pluralize(cause.modules.length, "module")}</h3>
+          <p class="op-modules">
+            {folded.slice(0, MAX_MODULES).map(({ module, count }) => (
+              <span key={module}>
+                <ModuleLink module={module} />
+                {count > 1 && <span class="chip">×{formatNumber(count)}</span>}
+              </span>
+            ))}
+            {more > 0 && <span class="dim">and {pluralize(more, "kind")} more</span>}
+          </p>
+        </section>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,246 @@
+/** Memory over the step as a stacked area chart, with the peak, the phases and the device's capacity. */
+import { useMemo, useRef, useState } from "preact/hooks";
+import type { MemoryCurve } from "../../page";
+import { seriesColor } from "../../parts/colors";
+import { makeByteTicks, makeScale, type Scale } from "../../parts/scale";
+import { hideTip, showTip } from "../../parts/tooltip";
+import { formatBytes } from "../../parts/units";
+import { useSize } from "../../parts/use_size";
+import { moduleName } from "../../store/modules";
+import { findSample, stackKinds, sumAt, usedKinds } from "./stacked_series";
+
+const HEIGHT = 340;
+const TOP = 30; // space for the names of phases
+const BOTTOM = 12;
+const LEFT = 72;
+const RIGHT = 12;
+const HEADROOM = 1.08; // space above the highest value
+
+interface Frame {
+  readonly x: Scale;
+  readonly y: Scale;
+  readonly width: number;
+  readonly max: number;
+}
+
+function makeFrame(curve: MemoryCurve, width: number): Frame {
+  const device = curve.device_bytes ?? 0;
+  // The capacity of a device far larger than the peak would flatten the curve; it is shown as text only.
+  const high = Math.max(curve.peak_bytes, device <= 2 * curve.peak_bytes ? device : 0) * HEADROOM;
+  const last = curve.order.at(-1) ?? 1;
+  const first = curve.order[0] ?? 0;
+  return {
+    x: makeScale([first, Math.max(last, first + 1)], [LEFT, width - RIGHT]),
+    y: makeScale([0, Math.max(high, 1)], [HEIGHT - BOTTOM, TOP]),
+    width,
+    max: high,
+  };
+}
+
+/** SVG path along the tops from left to right and back along the bottoms, as a step function. */
+function makePath(
+  curve: MemoryCurve,
+  tops: readonly number[],
+  bottoms: readonly number[] | null,
+  { x, y, width }: Frame,
+): string {
+  const end = width - RIGHT;
+  const xs = curve.order.map((moment) => x(moment).toFixed(1));
+  const topEdge = tops.map(
+    (value, i) => `${i ? `H${xs[i]}V` : `M${xs[0]} `}${y(value).toFixed(1)}`,
+  );
+  const bottomPoints = (bottoms ?? tops.map(() => 0)).map((value, i) => [
+    xs[i],
+    y(value).toFixed(1),
+  ]);
+  const bottomEdge = bottomPoints.reverse().map(([i, level]) => `V${level}H${i}`);
+  return `${topEdge.join("")}H${end}${bottomEdge.join("")}Z`;
+}
+
+export function AreaChart({ curve }: { curve: MemoryCurve }) {
+  const box = useRef<HTMLDivElement>(null);
+  const { width } = useSize(box);
+  const [sample, setSample] = useState(-1);
+  const frame = useMemo(() => makeFrame(curve, Math.max(width, 200)), [curve, width]);
+  const layers = useMemo(() => stackKinds(curve), [curve]);
+  const showSample = (next: number, clientX: number, clientY: number): void => {
+    setSample(next);
+    showTip(<SampleTip curve={curve} sample={next} />, clientX, clientY);
+  };
+  const handleLeave = (): void => {
+    setSample(-1);
+    hideTip();
+  };
+  const handlePointerMove = (event: PointerEvent): void => {
+    const left = (event.currentTarget as Element).getBoundingClientRect().left;
+    showSample(
+      findSample(curve.order, frame.x.invert(event.clientX - left)),
+      event.clientX,
+      event.clientY,
+    );
+  };
+  const handleKey = (event: KeyboardEvent): void => {
+    const next = moveByKey(event.key, sample < 0 ? curve.peak : sample, curve.order.length);
+    if (next === null) return;
+    event.preventDefault();
+    const bounds = (event.currentTarget as Element).getBoundingClientRect();
+    showSample(next, bounds.left + frame.x(curve.order[next]!), bounds.top + TOP);
+  };
+  return (
+    <div
+      ref={box}
+      class="area"
+      role="slider"
+      tabIndex={0}
+      aria-label="memory over the step"
+      aria-valuemin={0}
+      aria-valuemax={curve.order.length - 1}
+      aria-valuenow={sample < 0 ? curve.peak : sample}
+      aria-valuetext={formatBytes(sumAt(curve, sample < 0 ? curve.peak : sample))}
+      onPointerMove={handlePointerMove}
+      onPointerLeave={handleLeave}
+      onKeyDown={handleKey}
+      onBlur={handleLeave}
+    >
+      {width > 0 && (
+        <svg width={width} height={HEIGHT} aria-hidden="true">
+          <Phases curve={curve} frame={frame} />
+          <ByteTicks frame={frame} />
+          {usedKinds(curve).map((kind) => (
+            <path
+              key={kind}
+              class="area-layer"
+              d={makePath(curve, layers[kind]!, kind ? layers[kind - 1]! : null, frame)}
+              fill={seriesColor(kind)}
+            />
+          ))}
+          <Peak curve={curve} frame={frame} />
+          <Device curve={curve} frame={frame} />
+          {sample >= 0 && (
+            <line
+              class="area-cursor"
+              x1={frame.x(curve.order[sample]!)}
+              x2={frame.x(curve.order[sample]!)}
+              y1={TOP}
+              y2={HEIGHT - BOTTOM}
+            />
+          )}
+        </svg>
+      )}
+    </div>
+  );
+}
+
+function moveByKey(key: string, sample: number, numSamples: number): number | null {
+  const targets: Readonly<Record<string, number>> = {
+    ArrowLeft: sample - 1,
+    ArrowRight: sample + 1,
+    PageUp: sample - 25,
+    PageDown: sample + 25,
+    Home: 0,
+    End: numSamples - 1,
+  };
+  const next = targets[key];
+  return next === undefined ? null : Math.min(Math.max(next, 0), numSamples - 1);
+}
+
+function Phases({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
+  return (
+    <g class="area-phases">
+      {curve.phases.map((range, i) => {
+        const left = frame.x(curve.order[range.first] ?? 0);
+        const next = curve.order[range.last + 1];
+        const right = next === undefined ? frame.width - RIGHT : frame.x(next);
+        return (
+          <g key={i}>
+            {i % 2 === 1 && (
+              <rect
+                x={left}
+                width={Math.max(right - left, 0)}
+                y={TOP}
+                height={HEIGHT - BOTTOM - TOP}
+              />
+            )}
+            {i > 0 && <line x1={left} x2={left} y1={TOP - 14} y2={HEIGHT - BOTTOM} />}
+            {right - left > range.phase.length * 7 && (
+              <text x={left + 6} y={TOP - 8}>
+                {range.phase}
+              </text>
+            )}
+          </g>
+        );
+      })}
+    </g>
+  );
+}
+
+function ByteTicks({ frame }: { frame: Frame }) {
+  return (
+    <g class="area-levels">
+      {makeByteTicks(frame.max).map((level) => (
+        <g key={level}>
+          <line x1={LEFT} x2={frame.width - RIGHT} y1={frame.y(level)} y2={frame.y(level)} />
+          <text x={LEFT - 8} y={frame.y(level)} dy="0.35em">
+            {formatBytes(level)}
+          </text>
+        </g>
+      ))}
+    </g>
+  );
+}
+
+function Peak({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
+  const x = frame.x(curve.order[curve.peak] ?? 0);
+  const y = frame.y(curve.peak_bytes);
+  const isRight = x > frame.width / 2;
+  return (
+    <g class="area-peak">
+      <line x1={x} x2={x} y1={y} y2={HEIGHT - BOTTOM} />
+      <circle cx={x} cy={y} r={4} />
+      <text x={isRight ? x - 9 : x + 9} y={y - 7} text-anchor={isRight ? "end" : "start"}>
+        peak {formatBytes(curve.peak_bytes)}
+      </text>
+    </g>
+  );
+}
+
+function Device({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
+  if (curve.device_bytes === null || curve.device_bytes > frame.max) return null;
+  const y = frame.y(curve.device_bytes);
+  return (
+    <g class="area-device">
+      <line x1={LEFT} x2={frame.width - RIGHT} y1={y} y2={y} />
+      <text x={LEFT + 6} y={y - 6}>
+        device {formatBytes(curve.device_bytes)}
+      </text>
+    </g>
+  );
+}
+
+function SampleTip({ curve, sample }: { curve: MemoryCurve; sample: number }) {
+  const phase = curve.phases.find((range) => sample >= range.first && sample <= range.last)?.phase;
+  return (
+    <>
+      <div class="tooltip-title">
+        {formatBytes(sumAt(curve, sample))} {phase && <span class="dim">in {phase}</span>}
+      </div>
+      {curve.module[sample]! >= 0 && (
+        <div class="dim mono">{moduleName(curve.module[sample]!)}</div>
+      )}
+      <dl>
+        {usedKinds(curve)
+          .reverse()
+          .filter((kind) => curve.num_bytes[kind]![sample])
+          .map((kind) => (
+            <>
+              <dt>
+                <span class="swatch" style={{ background: seriesColor(kind) }} />
+                {curve.kinds[kind]!.replaceAll("_", " ")}
+              </dt>
+              <dd>{formatBytes(curve.num_bytes[kind]![sample]!)}</dd>
+            </>
+          ))}
+      </dl>
+    </>
+  );
+}

@@ -1,0 +1,54 @@
+/** State shared by the tree and the icicle chart: what is open and folded. It outlives the view. */
+import { computed, signal } from "@preact/signals";
+import { page } from "../../store/page";
+import { makeInitialState, measureDepths, reveal, type TreeState, toggle } from "./tree_rows";
+
+const changedState = signal<TreeState | null>(null);
+
+export const treeState = computed(() => changedState.value ?? makeInitialState(page.value.modules));
+export const depths = computed(() => measureDepths(page.value.modules));
+
+/** Label of the last identical sibling, by position of the first: `31` for `0`. */
+const lastLabels = computed(() => {
+  const { first_identical: firsts, label } = page.value.modules;
+  const labels = new Map<number, string>();
+  firsts.forEach((first, i) => {
+    if (first !== i) labels.set(first, label[i]!);
+  });
+  return labels;
+});
+
+/** `attention`, or `0 … 31` if one layer represents all. */
+export function labelOf(position: number): string {
+  const label = page.value.modules.label[position]!;
+  const last = lastLabels.value.get(position);
+  return last === undefined || treeState.value.unfolded.has(position)
+    ? label
+    : `${label} … ${last}`;
+}
+
+/** Module that has the full width of the icicle chart; -1 is none. */
+export const zoomed = signal(-1);
+
+export function toggleOpen(position: number): void {
+  changedState.value = { ...treeState.value, closed: toggle(treeState.value.closed, position) };
+}
+
+export function toggleFold(position: number): void {
+  changedState.value = { ...treeState.value, unfolded: toggle(treeState.value.unfolded, position) };
+}
+
+export function show(position: number): void {
+  changedState.value = reveal(page.value.modules, position, treeState.value);
+}
+
+export function openAll(): void {
+  changedState.value = { ...treeState.value, closed: new Set() };
+}
+
+/** Closes all modules but the roots, and folds all layers. */
+export function closeAll(): void {
+  const { parent } = page.value.modules;
+  const closed = parent.flatMap((parentPosition, i) => (parentPosition < 0 ? [] : [i]));
+  changedState.value = { closed: new Set(closed), unfolded: new Set() };
+}

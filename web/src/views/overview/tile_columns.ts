@@ -1,0 +1,13 @@
+/** Number of tiles in a row. */
+
+const TILE_REM = 12.5;
+const NARROW_REM = 47; // below this width the style sheet hides the notes
+const NARROW_COLUMNS = 3;
+
+/** The fewest columns that need no more rows: eight tiles where seven fit become two rows of four. */
+export function countColumns(numTiles: number, width: number, remSize: number): number {
+  const rems = width / remSize;
+  const max = rems < NARROW_REM ? NARROW_COLUMNS : Math.floor(rems / TILE_REM);
+  const numRows = Math.ceil(numTiles / max);
+  return Math.max(1, Math.ceil(numTiles / numRows));
+}
