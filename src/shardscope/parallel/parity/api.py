@@ -137,7 +137,7 @@ def _transform(
     model: nn.Module | ExportedProgram,
     original: nn.Module,
     axes: Mapping[str, int],
-    plan: Any,
+    plan: object,
     task: Task,
     *,
     is_sent: bool,
@@ -163,7 +163,7 @@ def _transform(
     return PartitionedVersion(original, axes, plan, task, model)
 
 
-def _checked_axes(mesh: Any) -> dict[str, int]:
+def _checked_axes(mesh: object) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ParityError(
             f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
@@ -185,7 +185,7 @@ def _checked_batch_axes(
     return names
 
 
-def _checked_model(model: Any) -> nn.Module:
+def _checked_model(model: object) -> nn.Module:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ParityError(
             f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
@@ -211,7 +211,7 @@ def _checked_model(model: Any) -> nn.Module:
     return original
 
 
-def _checked_inputs(inputs: Any) -> Any:
+def _checked_inputs(inputs: object) -> object:
     for place, tensor in named_tensors(inputs):
         if tensor.is_meta:
             raise ParityError(

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 import torch
 
-from shardscope.numerics.noise import (
+from shardscope.numerics import (
     Distance,
     NoiseFloor,
     find_rms,

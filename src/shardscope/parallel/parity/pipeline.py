@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
-from shardscope.numerics.noise import measure, to_fp64_on_cpu
 from shardscope.parallel.equivalence.cases import Case, Runs, cases
 from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
 from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
@@ -28,10 +27,15 @@ from shardscope.parallel.equivalence.runs import (
 from shardscope.parallel.equivalence.step import Probe, Task, is_cleared
 from shardscope.parallel.equivalence.tensor_shards import find_layout, ranks_across
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.first_op import OpProbe, WrongOp, find_op
+from shardscope.parallel.parity.first_op import WrongOp, find_op
 from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
-from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
-from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.probe import (
+    ModuleProbe,
+    OpProbe,
+    ProbePoint,
+    ProbeSpec,
+    Role,
+)
 from shardscope.parallel.parity.recheck import (
     accept_own_outputs,
     is_coarse,
@@ -284,10 +288,8 @@ class _Session:
                 gradient = probe.snapshots.get(case.name)
                 if gradient is None:
                     return False
-                parts = layout.split(to_fp64_on_cpu(gradient), shards)
-                if not all(
-                    limit.allows(measure(to_fp64_on_cpu(shards[r]), parts[r])) for r in line
-                ):
+                parts = layout.split(gradient.cpu(), shards)
+                if not all(limit.covers(shards[rank], parts[rank]) for rank in line):
                     return False
             return True
 

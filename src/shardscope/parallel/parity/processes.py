@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from shardscope.errors import ParityError, RankError, ShardscopeError
 from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant
 from shardscope.parallel.equivalence.step import Task
-from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.parallel.parity.ranks import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
@@ -108,7 +108,7 @@ class Processes:
             with suppress(OSError):  # a process that has ended is reported below
                 pipe.send((self._num_runs, variant, probe_spec))
         self._await()
-        first: dict[Any, torch.Tensor] = {}
+        first: dict[tuple[int, str], torch.Tensor] = {}
         return [
             share_equal_tensors(_load(self._result_path(self._num_runs, rank)), first)
             for rank in range(len(self._ranks))
