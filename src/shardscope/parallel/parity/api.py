@@ -26,8 +26,9 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.result import named_tensors
 from shardscope.parallel.equivalence.runs import as_model
 from shardscope.parallel.equivalence.step import Task
-from shardscope.parallel.parity.findings import find_problems, list_findings, make_parity
+from shardscope.parallel.parity.findings import list_findings, make_parity
 from shardscope.parallel.parity.pipeline import Version, check_parity
+from shardscope.parallel.parity.problems import find_problems
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.program_version import PartitionedVersion
 from shardscope.parallel.parity.ranks import EagerVersion, Parallelize

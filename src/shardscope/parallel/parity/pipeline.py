@@ -27,6 +27,7 @@ from shardscope.parallel.equivalence.runs import (
 from shardscope.parallel.equivalence.step import Probe, Task, is_cleared
 from shardscope.parallel.equivalence.tensor_shards import find_layout, ranks_across
 from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_op
 from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
 from shardscope.parallel.parity.probe import (
@@ -51,7 +52,6 @@ Report = Callable[[str, str], None]
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 _MAX_MASKED = 8  # shards; the single device runs once for each
-_NAMED = 3  # number of parameters that a gap names
 
 
 class Version(Protocol):
@@ -373,7 +373,7 @@ class _Session:
         self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
         added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
         if added:
-            fact = f"only in the parallel model, and not compared: {_list_names(added)}"
+            fact = f"only in the parallel model, and not compared: {list_names(added)}"
             self._report("parameters and buffers", fact)
 
     def _compare_tensors(self, runs: Runs, ranks: Sequence[StepResult]) -> list[TensorComparison]:
@@ -392,7 +392,7 @@ class _Session:
         if odd:
             fact = "only in the original, or changed by every call, and not compared: "
             self._report(
-                "parameters and buffers", fact + _list_names([result.case.name for result in odd])
+                "parameters and buffers", fact + list_names([result.case.name for result in odd])
             )
         return [
             result
@@ -454,11 +454,6 @@ def _compare_scaled(comparison: TensorComparison, case: Case) -> TensorCompariso
     ranks = tuple(None if tensor is None else tensor / count for tensor in case.ranks)
     scaled = compare_case(replace(case, ranks=ranks))
     return scaled if scaled.verdict.agreement in TOLERABLE else comparison
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _by_key(comparisons: Sequence[TensorComparison]) -> dict[Key, TensorComparison]:

@@ -26,9 +26,9 @@ from shardscope.parallel.equivalence.step import (
     named_parameters,
 )
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.findings import Problem
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.problems import Problem
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values

@@ -14,7 +14,7 @@ import torch
 
 from shardscope.parallel.equivalence.compare import TensorComparison
 from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.parity.causes import Explanation
+from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect
 
 

@@ -1,10 +1,110 @@
-"""Suggests a remedy for a cause and the kind of tensor that differs."""
+"""The probable cause of a difference in words: the evidence, the location and the remedy."""
 
 from __future__ import annotations
 
-from shardscope.parallel.parity.causes import Explanation
-from shardscope.parallel.parity.locate import Kind
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from shardscope.parallel.parity.locate import Kind, Origin
 from shardscope.record import Suspect
+
+Reduction = Literal["sum", "mean", ""]
+MAX_LISTED = 4
+"""How many ranks or parameters an explanation lists."""
+_MAX_NAMES = 3  # tensors that a sentence names
+
+
+@final
+@dataclass(frozen=True)
+class Explanation:
+    """A suspected cause with the evidence for it.
+
+    The evidence is a `clause`, such as "the bias is missing", or a `predicate` of the tensor,
+    such as "is zero on every rank". `reduction` over `axes` is the reduction that is missing,
+    or applied twice; `ratio` is the factor by which the tensor is too large. `remedy` is set
+    where the evidence asks for one of its own.
+    """
+
+    suspect: Suspect
+    clause: str = ""
+    axes: tuple[str, ...] = ()
+    reduction: Reduction = ""
+    ratio: float | None = None
+    remedy: str = ""
+    predicate: str = ""
+
+    def describe(self, subject: str = "it") -> str:
+        """The evidence as a clause; empty if there is none."""
+        return f"{subject} {self.predicate}" if self.predicate else self.clause
+
+    def state(self, subject: str = "it") -> str:
+        """The evidence as a sentence; empty if there is none."""
+        return make_sentence(self.describe(subject))
+
+    @property
+    def kind(self) -> object:
+        """A key that is equal for tensors that differ for the same reason."""
+        ratio = None if self.ratio is None else round(self.ratio, 3)
+        return self.suspect, self.axes, self.reduction, ratio
+
+
+UNKNOWN = Explanation(Suspect.UNKNOWN)
+
+
+def make_sentence(clause: str) -> str:
+    """The clause with a capital letter and a full stop."""
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The first names as text, and how many more there are."""
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - _MAX_NAMES} more" if len(unique) > _MAX_NAMES else ""
+    return ", ".join(unique[:_MAX_NAMES]) + more
+
+
+def describe_location(origin: Origin) -> str:
+    """A sentence about where the versions diverge; it states only what was compared."""
+    named_module = f"`{origin.named_module}`" if origin.named_module else "the model"
+    code_module = f"`{origin.module}`" if origin.module else "the model"
+    which = f" ({origin.path})" if origin.path not in ("", "[0]") else ""
+    match origin.kind:
+        case Kind.OUTPUT if origin.named_module:
+            agree = "; its inputs agree" if origin.is_first else ""
+            return f"{named_module} is the first module whose output{which} differs{agree}."
+        case Kind.OUTPUT:
+            agree = "; what its modules return agrees" if origin.is_first else ""
+            return f"The output of the model{which} is the first tensor that differs{agree}."
+        case Kind.INPUT if origin.module is None:
+            return f"The input of the model{which} differs already."
+        case Kind.INPUT:
+            agree = ", while what it is computed from agrees" if origin.is_first else ""
+            return (
+                f"The first tensor that differs is the input{which} of {named_module}{agree}: the "
+                f"two versions diverge in the code of {code_module} itself."
+            )
+        case Kind.GRADIENT_OF_INPUT:
+            fact = f"The first gradient that differs is that of the input{which} of {named_module}"
+            return f"{fact}, which its backward returns."
+        case Kind.LOSS:
+            return (
+                "The gradient of the model's output differs already, so the two versions diverge "
+                "in the loss."
+            )
+        case _:
+            return (
+                f"The first gradient that differs is that of the output{which} of {named_module}: "
+                f"the two versions diverge in the code of {code_module} itself."
+            )
+
+
+def name_location(origin: Origin) -> str:
+    """The module whose code it is, or what it is called outside the modules."""
+    if origin.module is None:
+        return "the loss" if origin.kind is Kind.LOSS else "the inputs of the model"
+    return origin.module or "the model itself"
+
 
 _FIXED = {
     Suspect.WRONG_SLICE: "Give each rank its own shard: slice by the rank along the axis "
@@ -18,7 +118,7 @@ _FIXED = {
 }
 
 
-def suggest(cause: Explanation, kind: Kind) -> str:
+def suggest_remedy(cause: Explanation, kind: Kind) -> str:
     """The remedy in a sentence or two; `kind` is the tensor that differs first."""
     if cause.remedy:
         return cause.remedy
