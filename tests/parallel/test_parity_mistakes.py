@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import Column, Copy, Gather, GatherAndReduce, Row, Scatter, Sum, reduce_gradients
 from shardscope import Recording, parity
-from shardscope.parallel.equivalence.step import OriginalNames
+from shardscope.parallel.equivalence import OriginalNames
 from shardscope.parallel.parity.probe import OpProbe, ProbePoint, Role
 from shardscope.record import Phase, Suspect
 

@@ -20,7 +20,7 @@ from shardscope.numerics import (
     to_fp64_on_cpu,
     unravel,
 )
-from shardscope.parallel.equivalence.cases import Case, Runs, cases
+from shardscope.parallel.equivalence.cases import Case, Runs, make_cases
 from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
 from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
@@ -423,4 +423,4 @@ def compare(
     full tensor.
     """
     runs = Runs(reference, fp64, tuple(perturbed_runs), precision)
-    return [compare_case(case).verdict for case in cases(runs, candidate, sizes)]
+    return [compare_case(case).verdict for case in make_cases(runs, candidate, sizes)]

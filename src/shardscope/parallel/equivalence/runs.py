@@ -36,7 +36,7 @@ from shardscope.numerics import (
 from shardscope.parallel.equivalence.cases import Runs
 from shardscope.parallel.equivalence.parameters import mark_weights
 from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.equivalence.step import Loss, Probe, Task, execute, named_parameters
+from shardscope.parallel.equivalence.step import Probe, Task, execute, named_parameters
 
 
 @final
@@ -149,29 +149,11 @@ class Variant:
 
 
 AS_IT_IS = Variant()
-FP64 = Variant(is_fp64=True)
 MARKED = Variant(is_fp64=True, is_marked=True)
 
 
 Report = Callable[[str, str], None]
 MakeProbe = Callable[[], Probe | None]
-
-
-def run_single(
-    model: nn.Module | ExportedProgram,
-    inputs: object,
-    loss: Loss | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
-) -> StepResult:
-    """Run forward and backward on a copy of the original, which stays unchanged.
-
-    A mapping of inputs is passed as keyword arguments, a tuple or list as arguments. `dtype`
-    may be torch.float64, to run in double precision.
-    """
-    variant = FP64 if dtype is torch.float64 else AS_IT_IS
-    return run_task(as_model(model), Task(inputs, loss, seed=seed), variant)
 
 
 def run_task(
@@ -193,7 +175,11 @@ def run_all(
     report: Report = lambda *_: None,
     probe: MakeProbe = lambda: None,
 ) -> Runs:
-    """All runs of the single device; `report` gets what cannot be run in double precision."""
+    """All runs of the single device; `probe` makes a probe for each of them.
+
+    `report` is called with a place and a fact for each run that fails, such as that in double
+    precision; the noise is then estimated from the others.
+    """
 
     def run(*, is_fp64: bool = False, perturbation: Perturbation = Perturbation.NONE) -> StepResult:
         return run_task(

@@ -23,15 +23,17 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
-from shardscope.parallel.equivalence.result import named_tensors
-from shardscope.parallel.equivalence.runs import as_model
-from shardscope.parallel.equivalence.step import Task
+from shardscope.parallel.equivalence import (
+    Task,
+    as_model,
+    named_tensors,
+)
+from shardscope.parallel.parity.eager_version import EagerVersion, Parallelize
 from shardscope.parallel.parity.findings import list_findings, make_parity
+from shardscope.parallel.parity.partitioned_version import PartitionedVersion
 from shardscope.parallel.parity.pipeline import Version, check_parity
 from shardscope.parallel.parity.problems import find_problems
 from shardscope.parallel.parity.processes import Processes
-from shardscope.parallel.parity.program_version import PartitionedVersion
-from shardscope.parallel.parity.ranks import EagerVersion, Parallelize
 from shardscope.record import Gap, RankSpan, Recording
 
 # All threads share the process group, DTensor's caches and the default dtype.

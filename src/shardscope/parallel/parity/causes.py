@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence.compare import TensorComparison
-from shardscope.parallel.equivalence.tensor_shards import shard_layouts
+from shardscope.parallel.equivalence import (
+    TensorComparison,
+    shard_layouts,
+)
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.reduction_causes import (
@@ -113,5 +115,5 @@ def _describe_right_ranks(evidence: Evidence) -> Explanation:
     is_right = [evidence.is_near(tensor, evidence.target) for tensor in evidence.ranks]
     if not any(is_right) or all(is_right):
         return UNKNOWN
-    right = ", ".join(str(rank) for rank, is_it in enumerate(is_right) if is_it)
+    right = ", ".join(str(rank) for rank, is_right_here in enumerate(is_right) if is_right_here)
     return Explanation(Suspect.UNKNOWN, predicate=f"matches on rank {right} only")

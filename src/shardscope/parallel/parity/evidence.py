@@ -11,9 +11,11 @@ from typing import final
 import torch
 
 from shardscope.numerics import NoiseFloor, find_rms, is_finite, measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence.cases import Case
-from shardscope.parallel.equivalence.compare import TensorComparison
-from shardscope.parallel.equivalence.tensor_shards import Layout
+from shardscope.parallel.equivalence import (
+    Case,
+    Layout,
+    TensorComparison,
+)
 
 MAX_ELEMENTS = 2**22
 """The largest tensor that is compared in many orders and slices."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from shardscope.parallel.parity.locate import Kind, Origin
+from shardscope.parallel.parity.locate import Origin, OriginKind
 from shardscope.record import Suspect
 
 Reduction = Literal["sum", "mean", ""]
@@ -38,13 +38,13 @@ class Explanation:
         """The evidence as a clause; empty if there is none."""
         return f"{subject} {self.predicate}" if self.predicate else self.clause
 
-    def state(self, subject: str = "it") -> str:
+    def to_sentence(self, subject: str = "it") -> str:
         """The evidence as a sentence; empty if there is none."""
         return make_sentence(self.describe(subject))
 
     @property
-    def kind(self) -> object:
-        """A key that is equal for tensors that differ for the same reason."""
+    def group_key(self) -> tuple[object, ...]:
+        """Equal for tensors that differ for the same reason."""
         ratio = None if self.ratio is None else round(self.ratio, 3)
         return self.suspect, self.axes, self.reduction, ratio
 
@@ -70,24 +70,24 @@ def describe_location(origin: Origin) -> str:
     code_module = f"`{origin.module}`" if origin.module else "the model"
     which = f" ({origin.path})" if origin.path not in ("", "[0]") else ""
     match origin.kind:
-        case Kind.OUTPUT if origin.named_module:
+        case OriginKind.OUTPUT if origin.named_module:
             agree = "; its inputs agree" if origin.is_first else ""
             return f"{named_module} is the first module whose output{which} differs{agree}."
-        case Kind.OUTPUT:
+        case OriginKind.OUTPUT:
             agree = "; what its modules return agrees" if origin.is_first else ""
             return f"The output of the model{which} is the first tensor that differs{agree}."
-        case Kind.INPUT if origin.module is None:
+        case OriginKind.INPUT if origin.module is None:
             return f"The input of the model{which} differs already."
-        case Kind.INPUT:
+        case OriginKind.INPUT:
             agree = ", while what it is computed from agrees" if origin.is_first else ""
             return (
                 f"The first tensor that differs is the input{which} of {named_module}{agree}: the "
                 f"two versions diverge in the code of {code_module} itself."
             )
-        case Kind.GRADIENT_OF_INPUT:
+        case OriginKind.GRADIENT_OF_INPUT:
             fact = f"The first gradient that differs is that of the input{which} of {named_module}"
             return f"{fact}, which its backward returns."
-        case Kind.LOSS:
+        case OriginKind.LOSS:
             return (
                 "The gradient of the model's output differs already, so the two versions diverge "
                 "in the loss."
@@ -102,7 +102,7 @@ def describe_location(origin: Origin) -> str:
 def name_location(origin: Origin) -> str:
     """The module whose code it is, or what it is called outside the modules."""
     if origin.module is None:
-        return "the loss" if origin.kind is Kind.LOSS else "the inputs of the model"
+        return "the loss" if origin.kind is OriginKind.LOSS else "the inputs of the model"
     return origin.module or "the model itself"
 
 
@@ -118,7 +118,7 @@ _FIXED = {
 }
 
 
-def suggest_remedy(cause: Explanation, kind: Kind) -> str:
+def suggest_remedy(cause: Explanation, kind: OriginKind) -> str:
     """The remedy in a sentence or two; `kind` is the tensor that differs first."""
     if cause.remedy:
         return cause.remedy
@@ -138,7 +138,7 @@ def suggest_remedy(cause: Explanation, kind: Kind) -> str:
                 "Look for a factor that only one version applies: the number of micro-batches, of "
                 "tokens or of ranks, or a mean over a shard."
             )
-        case Suspect.STALE if kind is Kind.LOSS:
+        case Suspect.STALE if kind is OriginKind.LOSS:
             return (
                 "Check that the ranks run backward, that nothing is detached or frozen there, and "
                 "that gradients are synchronised in the last micro-batch: FSDP has no gradients "
@@ -156,8 +156,8 @@ def suggest_remedy(cause: Explanation, kind: Kind) -> str:
     return "Compare this code on one rank with the single device, starting with its inputs."
 
 
-def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
-    if not cause.reduction and kind is Kind.LOSS:
+def _suggest_reduction(cause: Explanation, kind: OriginKind, over: str) -> str:
+    if not cause.reduction and kind is OriginKind.LOSS:
         return (
             f"Gather the output over {over} before the loss, or use a loss that reduces over "
             f"{over}, such as loss_parallel."
@@ -169,32 +169,33 @@ def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
         )
     if cause.reduction == "sum":
         return {
-            Kind.GRADIENT_OF_PARAMETER: f"Sum the gradient over {over}: "
+            OriginKind.GRADIENT_OF_PARAMETER: f"Sum the gradient over {over}: "
             "to_local(grad_placements=[Partial()]) for a DTensor, or a hook that all-reduces it.",
-            Kind.GRADIENT_OF_INPUT: f"All-reduce the gradient of its input over {over} in "
+            OriginKind.GRADIENT_OF_INPUT: f"All-reduce the gradient of its input over {over} in "
             "backward, as a column-wise layer does.",
-            Kind.GRADIENT_OF_OUTPUT: f"All-reduce that gradient over {over} in backward.",
-            Kind.LOSS: f"Sum the gradients over {over} with an all-reduce after backward.",
-            Kind.BUFFER: f"Sum what is written into the buffer over {over} with an all-reduce.",
+            OriginKind.GRADIENT_OF_OUTPUT: f"All-reduce that gradient over {over} in backward.",
+            OriginKind.LOSS: f"Sum the gradients over {over} with an all-reduce after backward.",
+            OriginKind.BUFFER: f"Sum what is written into the buffer over {over} with an "
+            "all-reduce.",
         }.get(
             kind,
             f"Sum its output over {over}: output_layouts=Replicate() for a row-wise layer, or an "
             "all_reduce in a forward written by hand.",
         )
     return {
-        Kind.GRADIENT_OF_PARAMETER: f"Average the gradient over {over}: let fully_shard or DDP "
-        "manage the parameter, or all-reduce its gradient with ReduceOp.AVG.",
-        Kind.GRADIENT_OF_INPUT: f"Average the gradient of its input over {over} in backward.",
-        Kind.GRADIENT_OF_OUTPUT: f"Average that gradient over {over} in backward.",
-        Kind.LOSS: f"Average the gradients over {over}: with DDP or fully_shard on that axis "
+        OriginKind.GRADIENT_OF_PARAMETER: f"Average the gradient over {over}: let fully_shard or "
+        "DDP manage the parameter, or all-reduce its gradient with ReduceOp.AVG.",
+        OriginKind.GRADIENT_OF_INPUT: f"Average the gradient of its input over {over} in backward.",
+        OriginKind.GRADIENT_OF_OUTPUT: f"Average that gradient over {over} in backward.",
+        OriginKind.LOSS: f"Average the gradients over {over}: with DDP or fully_shard on that axis "
         "(synchronised at least in the last micro-batch), or an all-reduce after backward.",
-        Kind.BUFFER: f"Average what is written into the buffer over {over}: with SyncBatchNorm, or "
-        "an all-reduce.",
+        OriginKind.BUFFER: f"Average what is written into the buffer over {over}: with "
+        "SyncBatchNorm, or an all-reduce.",
     }.get(kind, f"Average its output over {over} with an all-reduce.")
 
 
-def _suggest_single_reduction(cause: Explanation, kind: Kind, over: str) -> str:
-    is_forward = kind in (Kind.OUTPUT, Kind.INPUT)
+def _suggest_single_reduction(cause: Explanation, kind: OriginKind, over: str) -> str:
+    is_forward = kind in (OriginKind.OUTPUT, OriginKind.INPUT)
     if cause.ratio is None:
         return "Add the bias once: after the reduction, or on one rank only."
     if cause.reduction == "mean":
@@ -209,7 +210,7 @@ def _suggest_single_reduction(cause: Explanation, kind: Kind, over: str) -> str:
             f"Remove one of its reductions over {over}, or mark its input as Replicate() and not "
             "as Partial()."
         )
-    if kind is Kind.LOSS:
+    if kind is OriginKind.LOSS:
         return (
             f"Average gradients over {over} instead of summing them, or divide the loss by the "
             f"size of {over}."

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from shardscope.parallel.equivalence.compare import TensorComparison, name_dtype
+from shardscope.parallel.equivalence import (
+    TensorComparison,
+    name_dtype,
+)
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.locate import is_within
 from shardscope.parallel.parity.pipeline import ParityResult
-from shardscope.parallel.parity.problems import NOISY, PLAIN, Problem
+from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, Problem
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
 from shardscope.record import (
     TOLERABLE,
@@ -86,7 +89,7 @@ def _explain_verdict(
     if explanation.suspect is not suspect and verdict.name not in problem.names:
         return replace(verdict, suspect=suspect)
     explanation = explanation if explanation.suspect is suspect else problem.cause
-    clause = "" if verdict.agreement in PLAIN else explanation.describe()
+    clause = "" if verdict.agreement in SELF_EXPLANATORY else explanation.describe()
     detail = "; ".join(filter(None, (verdict.detail, clause)))
     return replace(verdict, suspect=suspect, ratio=explanation.ratio, detail=detail)
 
@@ -182,7 +185,7 @@ def _find_noisy(parity: Parity) -> Iterator[Finding]:
     """Outputs so noisy that nearly any value would count as close."""
     for result in parity.tensors:
         is_output = result.kind is TensorKind.OUTPUT and result.agreement is Agreement.CLOSE
-        if is_output and result.detail != CONFIRMED and (result.noise or 0.0) > NOISY:
+        if is_output and result.detail != CONFIRMED and (result.noise or 0.0) > MAX_NOISE:
             yield Finding(
                 rule="parity-noisy",
                 severity=Severity.WARNING,

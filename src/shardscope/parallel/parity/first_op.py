@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import final
 
-from shardscope.parallel.equivalence.cases import Runs, cases
-from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
-from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence import (
+    Runs,
+    StepResult,
+    TensorComparison,
+    compare_case,
+    make_cases,
+)
 from shardscope.parallel.parity.probe import ProbePoint, Role
 from shardscope.record import TOLERABLE, Agreement, Source
 
@@ -33,7 +37,7 @@ class WrongOp:
     changed: tuple[tuple[str, float, float], ...] = ()
 
 
-def find_op(
+def find_first_wrong_op(
     runs: Runs,
     ranks: Sequence[StepResult],
     sizes: Sequence[int],
@@ -123,7 +127,7 @@ def _compare_ops(
         tuple((_renumber(a), None if b is None else _renumber(b)) for a, b in runs.perturbed_runs),
     )
     comparisons: dict[int, tuple[list[TensorComparison], list[TensorComparison]]] = {}
-    for case in cases(singles, renumbered, sizes):
+    for case in make_cases(singles, renumbered, sizes):
         point = ProbePoint.decode(case.name)
         if case.reference is not None and None not in case.ranks:
             role = 0 if point.role is Role.INPUT else 1

@@ -8,12 +8,12 @@ from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence.compare import TensorComparison
+from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.parallel.parity.locate import Kind, Origin
+from shardscope.parallel.parity.locate import Origin, OriginKind
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.reduction_causes import explain_mixed, explain_wrong_group
 from shardscope.parallel.parity.slice_causes import explain_fused
@@ -103,7 +103,7 @@ class OriginExplainer:
             self._explain_own_shard(origin),
             self.explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin),
-            self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
+            self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
         )
         known = next((cause for cause in causes if cause.suspect is not Suspect.UNKNOWN), None)
         known = known or next((cause for cause in causes if cause.remedy), None)
@@ -197,7 +197,7 @@ class OriginExplainer:
         """The cause of an op's result: whether its partial sums are reduced over wrong axes."""
         if cause.suspect is not Suspect.MISSING_REDUCTION or not cause.reduction:
             return cause
-        if cause.reduction == "sum" and origin.kind is Kind.OUTPUT:
+        if cause.reduction == "sum" and origin.kind is OriginKind.OUTPUT:
             reduced = explain_wrong_group(op.outputs[0], origin.comparison, cause, self._axes)
             if reduced is not None:
                 return reduced

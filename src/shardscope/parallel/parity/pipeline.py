@@ -11,25 +11,39 @@ import torch
 from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
-from shardscope.parallel.equivalence.cases import Case, Runs, cases
-from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
-from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
-from shardscope.parallel.equivalence.result import Key, StepResult, find_stages
-from shardscope.parallel.equivalence.runs import (
+from shardscope.parallel.equivalence import (
     AS_IT_IS,
     MARKED,
+    Case,
+    Key,
+    Probe,
+    Runs,
+    StepResult,
+    Task,
+    TensorComparison,
+    TracedWeights,
     Variant,
+    compare_case,
     draws_numbers,
+    find_stages,
+    is_cleared,
+    is_unclear,
+    make_cases,
+    ranks_across,
     run_all,
     run_fp64,
     run_task,
 )
-from shardscope.parallel.equivalence.step import Probe, Task, is_cleared
-from shardscope.parallel.equivalence.tensor_shards import find_layout, ranks_across
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.first_op import WrongOp, find_op
-from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
+from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
+from shardscope.parallel.parity.locate import (
+    Mesh,
+    Origin,
+    OriginKind,
+    find_origins,
+    find_output_layout,
+)
 from shardscope.parallel.parity.probe import (
     ModuleProbe,
     OpProbe,
@@ -262,14 +276,14 @@ class _Session:
             [rank.snapshots.get(point) for rank in ranks],
         )
         output_shards = [tensor for tensor in outputs if tensor is not None]
-        is_backward = origin.kind in (Kind.GRADIENT_OF_OUTPUT, Kind.GRADIENT_OF_INPUT)
+        is_backward = origin.kind in (OriginKind.GRADIENT_OF_OUTPUT, OriginKind.GRADIENT_OF_INPUT)
         is_complete = output is not None and len(shards) == len(output_shards) == len(ranks)
         if not is_backward or module is None or layout is None or case.calls or not is_complete:
             return origin
         if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
             return origin
         assert output is not None
-        output_layout = find_layout(output_shards, output, self._mesh.sizes)
+        output_layout = find_output_layout(runs, ranks, self._mesh, module)
         if output_layout is None or case.floor is None:
             return origin
         indices = torch.arange(output.numel()).reshape(output.shape)
@@ -319,7 +333,7 @@ class _Session:
         # Calls on different parts of the batch cannot be compared op by op.
         if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
             return None
-        return find_op(*recorded, self._mesh.sizes, probes[0].consumers)
+        return find_first_wrong_op(*recorded, self._mesh.sizes, probes[0].consumers)
 
     def _run_with_probes(
         self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
@@ -382,7 +396,9 @@ class _Session:
         sizes, batch_axes, batch_dim = self._mesh
         comparisons = [
             _compare_scaled(compare_case(case), case)
-            for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
+            for case in make_cases(
+                runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim
+            )
         ]
         odd = [
             result

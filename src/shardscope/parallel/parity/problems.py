@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.parallel.equivalence.compare import TensorComparison
+from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.explanation import (
     UNKNOWN,
     Explanation,
@@ -22,7 +22,7 @@ from shardscope.parallel.parity.explanation import (
     name_location,
     suggest_remedy,
 )
-from shardscope.parallel.parity.locate import Kind, Origin, is_within
+from shardscope.parallel.parity.locate import Origin, OriginKind, is_within
 from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.ties import BrokenTie, explain_tie
@@ -37,9 +37,9 @@ from shardscope.record import (
 )
 from shardscope.record.patterns import matches_parts
 
-PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
+SELF_EXPLANATORY = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 """Verdicts whose detail is enough where no cause is known."""
-NOISY = 0.1
+MAX_NOISE = 0.1
 """The relative noise above which a tensor is mostly noise."""
 # Causes that apply to reduced partial sums, but not to the partial sums themselves.
 _REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
@@ -120,13 +120,13 @@ class _Problems:
             yield from self._describe_buffers()
             return
         parameter_origins = [
-            origin for origin in origins if origin.kind is Kind.GRADIENT_OF_PARAMETER
+            origin for origin in origins if origin.kind is OriginKind.GRADIENT_OF_PARAMETER
         ]
         yield from self._group_parameters(
             [origin for origin in parameter_origins if origin.comparison in self._wrong]
         )
         for origin in origins:
-            if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
+            if origin.kind is not OriginKind.GRADIENT_OF_PARAMETER:
                 yield self._describe(origin)
 
     def _describe_tie(self, tie: BrokenTie) -> Problem | None:
@@ -144,7 +144,7 @@ class _Problems:
         return Problem(
             cause,
             module or "the model itself",
-            self._after_outputs(cause.state()),
+            self._after_outputs(cause.to_sentence()),
             cause.remedy,
             module=module,
             phase=Phase.BACKWARD,
@@ -178,7 +178,7 @@ class _Problems:
             return None
         causes = [self._causes.explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
-        if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
+        if 2 * len(known) < len(causes) or len({cause.group_key for cause in known}) != 1:
             return self._find_late_cause(wrong)
         return self._describe_common(known[0], len(known), len(causes))
 
@@ -189,13 +189,13 @@ class _Problems:
         count = f"{num_known} of {num_wrong} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION:
             subject = "No gradient is" if is_all else f"{count} are not"
-            facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.state()]
+            facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
         elif cause.predicate and is_all:
-            facts.append(cause.state("every gradient"))
+            facts.append(cause.to_sentence("every gradient"))
         else:
             subject = "All gradients" if is_all else count
-            facts += [f"{subject} differ in the same way.", cause.state("each")]
-        remedies = [suggest_remedy(cause, Kind.LOSS)]
+            facts += [f"{subject} differ in the same way.", cause.to_sentence("each")]
+        remedies = [suggest_remedy(cause, OriginKind.LOSS)]
         num_calls = self._find_num_calls(cause)
         if num_calls is not None and cause.axes:
             facts.append(f"{num_calls} is also the number of micro-batches.")
@@ -223,7 +223,7 @@ class _Problems:
             "gradients of earlier micro-batches are lost",
             remedy="Call zero_grad() once before the first micro-batch, not before each of them.",
         )
-        fact = f"Outputs agree. {cause.state()}"
+        fact = f"Outputs agree. {cause.to_sentence()}"
         return Problem(cause, "all gradients", fact, cause.remedy, phase=Phase.BACKWARD)
 
     def _find_num_calls(self, cause: Explanation) -> int | None:
@@ -238,7 +238,7 @@ class _Problems:
         parameter_names = {
             origin.comparison.case.name
             for origin in self._result.origins
-            if origin.kind is Kind.GRADIENT_OF_PARAMETER and origin.is_first
+            if origin.kind is OriginKind.GRADIENT_OF_PARAMETER and origin.is_first
         }
         if len(parameter_names) < len(self._result.origins) or any(
             r.case.name not in parameter_names for r in wrong
@@ -256,7 +256,7 @@ class _Problems:
         return Problem(
             cause,
             "all gradients",
-            f"Outputs agree. {cause.state()}",
+            f"Outputs agree. {cause.to_sentence()}",
             cause.remedy,
             phase=Phase.BACKWARD,
         )
@@ -275,7 +275,7 @@ class _Problems:
                 and self._causes.explain(group[0].comparison).suspect is cause.suspect
                 and self._causes.explain(group[0].comparison).axes == cause.axes
             )
-            new_key = (cause.kind, agreement if agreement in PLAIN else None)
+            new_key = (cause.group_key, agreement if agreement in SELF_EXPLANATORY else None)
             groups.setdefault(next(same, new_key), []).append(origin)
         for group in groups.values():
             yield self._describe_parameters(group)
@@ -298,8 +298,8 @@ class _Problems:
             agree = "that of its module's output agrees"
         if all(origin.is_first for origin in origins):
             clause += f", although {agree}"
-        is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in PLAIN
-        why = cause.state("each" if len(names) > 1 else "it")
+        is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in SELF_EXPLANATORY
+        why = cause.to_sentence("each" if len(names) > 1 else "it")
         why = make_sentence(verdict.detail) if is_plain else why
         return Problem(
             cause,
@@ -348,11 +348,11 @@ class _Problems:
                 break
             outer = outer.outer
         agreement = origin.comparison.verdict.agreement
-        is_plain = cause.suspect is Suspect.UNKNOWN and agreement in PLAIN
+        is_plain = cause.suspect is Suspect.UNKNOWN and agreement in SELF_EXPLANATORY
         if is_plain:
             cause = Explanation(Suspect.UNKNOWN, origin.comparison.verdict.detail)
         named = "" if op is None else f" The first op to differ is {op.name}."
-        fact = f"{describe_location(origin)}{named} {cause.state()}".strip()
+        fact = f"{describe_location(origin)}{named} {cause.to_sentence()}".strip()
         return Problem(
             cause,
             name_location(origin),
@@ -379,8 +379,9 @@ class _Problems:
             yield Problem(
                 cause,
                 module or "the model itself",
-                f"Outputs and gradients agree; after the step {names} {differ}. {cause.state()}",
-                suggest_remedy(cause, Kind.BUFFER),
+                f"Outputs and gradients agree; after the step {names} {differ}. "
+                f"{cause.to_sentence()}",
+                suggest_remedy(cause, OriginKind.BUFFER),
                 module=module,
                 names=tuple(result.case.name for result in group),
             )
@@ -390,22 +391,22 @@ class _Problems:
         groups: dict[object, list[TensorComparison]] = {}
         for result in self._wrong:
             cause = self._causes.explain(result)
-            groups.setdefault((result.case.kind, result.verdict.agreement, cause.kind), []).append(
-                result
-            )
+            groups.setdefault(
+                (result.case.kind, result.verdict.agreement, cause.group_key), []
+            ).append(result)
         for group in groups.values():
             first = group[0]
             cause, verdict = self._causes.explain(first), first.verdict
             names = [result.case.name or "the output" for result in group]
             what = "" if verdict.kind is TensorKind.OUTPUT else f"{verdict.kind} of "
             is_plain = cause.suspect is Suspect.UNKNOWN
-            detail = make_sentence(verdict.detail) if is_plain else cause.state()
+            detail = make_sentence(verdict.detail) if is_plain else cause.to_sentence()
             agreement = verdict.agreement.replace("_", " ")
             yield Problem(
                 cause,
                 names[0],
                 f"{what}{list_names(names)}: {agreement}. {detail}".strip(),
-                suggest_remedy(cause, Kind.LOSS),
+                suggest_remedy(cause, OriginKind.LOSS),
                 names=tuple(result.case.name for result in group),
                 rule=f"parity-{verdict.agreement.replace('_', '-')}" if is_plain else "",
             )
@@ -430,4 +431,4 @@ def _find_common_module(modules: Sequence[str]) -> str | None:
 
 def _is_noise(verdict: TensorVerdict) -> bool:
     """Whether a gradient is zero up to noise, so that any factor would fit."""
-    return verdict.noise is None or verdict.noise > NOISY
+    return verdict.noise is None or verdict.noise > MAX_NOISE

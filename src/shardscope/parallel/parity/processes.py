@@ -22,11 +22,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
-from shardscope.parallel.equivalence.result import StepResult
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant
-from shardscope.parallel.equivalence.step import Task
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    StepResult,
+    Task,
+    Variant,
+)
+from shardscope.parallel.parity.eager_version import share_equal_tensors
 from shardscope.parallel.parity.probe import ProbeSpec
-from shardscope.parallel.parity.ranks import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from shardscope.parallel.equivalence.compare import (
+from shardscope.parallel.equivalence import (
+    Key,
     TensorComparison,
     compare_case,
     describe_dtype,
     name_dtype,
 )
-from shardscope.parallel.equivalence.result import Key
 from shardscope.parallel.parity.causes import explain
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence.compare import TensorComparison
+from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,

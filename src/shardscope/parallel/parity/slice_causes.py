@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence.compare import TensorComparison
-from shardscope.parallel.equivalence.tensor_shards import Layout, Order, ranks_along
+from shardscope.parallel.equivalence import (
+    Layout,
+    Order,
+    TensorComparison,
+    ranks_along,
+)
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect

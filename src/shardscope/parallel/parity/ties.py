@@ -12,8 +12,11 @@ from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence.compare import TensorComparison
-from shardscope.parallel.equivalence.result import StepResult, tie_names
+from shardscope.parallel.equivalence import (
+    StepResult,
+    TensorComparison,
+    tie_names,
+)
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect
 

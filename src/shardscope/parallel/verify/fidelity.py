@@ -17,10 +17,13 @@ from shardscope._torch.dispatch import TorchDispatchMode
 from shardscope._torch.export import flatten, unflatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import perturb_ulp_
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
-from shardscope.parallel.equivalence.runs import MeanRngMode
-from shardscope.parallel.equivalence.step import named_buffers, named_parameters
+from shardscope.parallel.equivalence import (
+    MeanRngMode,
+    StepResult,
+    compare,
+    named_buffers,
+    named_parameters,
+)
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.passes.capture import WithLoss, expand_objects
 from shardscope.record import FINE, TensorKind

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardscope.parallel.equivalence.cases import Runs
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence import (
+    Runs,
+    StepResult,
+    compare,
+)
 from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.reference_sharding import unshard_tensor

@@ -18,9 +18,11 @@ from shardscope._torch.export import flatten
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.errors import ParallelError
 from shardscope.numerics import fp64_mode, perturb_ulp, to_fp64
-from shardscope.parallel.equivalence.cases import Runs
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence import (
+    Runs,
+    StepResult,
+    compare,
+)
 from shardscope.parallel.ir.graph import Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.placements import Replicate, Shard

@@ -16,14 +16,17 @@ from torch.export import ExportedProgram
 from shardscope._torch.export import flatten, unflatten
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.parallel.api import partition_by_plan
-from shardscope.parallel.equivalence.result import StepResult, named_tensors
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
-from shardscope.parallel.equivalence.step import (
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    StepResult,
     Task,
+    Variant,
     call_model,
+    copy_model,
     default_loss,
     named_buffers,
     named_parameters,
+    named_tensors,
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.pipeline import ParityResult
@@ -112,7 +115,7 @@ class PartitionedVersion:
         cause = explain(wrong[0], self.axes)
         name = wrong[0].case.name or "the output"
         kind = "The gradient of " if wrong[0].case.kind is TensorKind.GRADIENT else ""
-        fact = f"{kind}{name} of the partitioned program differs. {cause.state()}".strip()
+        fact = f"{kind}{name} of the partitioned program differs. {cause.to_sentence()}".strip()
         remedy = "Leave this module out of the plan, and please report the bug."
         if divergence is None:
             remedy = "Please report the bug; until it is fixed, shard fewer modules."

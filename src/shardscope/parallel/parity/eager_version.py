@@ -17,14 +17,19 @@ from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import seed_generators
 from shardscope.errors import ParityError
-from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
-from shardscope.parallel.equivalence.step import (
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    Key,
     OriginalNames,
+    Region,
+    StepResult,
     Task,
+    Variant,
+    copy_model,
     execute,
     named_parameters,
     shard_batch,
+    tie_names,
 )
 from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.record import TensorKind
