@@ -14,7 +14,7 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.locate import is_within
+from shardscope.parallel.parity.origin import is_within
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, Problem
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED

@@ -13,7 +13,7 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.parallel.parity.locate import Origin, OriginKind
+from shardscope.parallel.parity.origin import Origin, OriginKind
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.reduction_causes import explain_mixed, explain_wrong_group
 from shardscope.parallel.parity.slice_causes import explain_fused

@@ -37,13 +37,8 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
-from shardscope.parallel.parity.locate import (
-    Mesh,
-    Origin,
-    OriginKind,
-    find_origins,
-    find_output_layout,
-)
+from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
+from shardscope.parallel.parity.origin import Origin, OriginKind
 from shardscope.parallel.parity.probe import (
     ModuleProbe,
     OpProbe,
