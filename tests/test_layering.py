@@ -38,7 +38,7 @@ ALLOWED = {
     # Module names, call sites and run identity, which every instrument charges its records to.
     "attribution": {"record", "_torch", "world", "errors", "version"},
     "comm": {"record", "_torch", "world", "attribution", "errors", "version"},
-    "shard": {"record", "_torch", "world", "attribution", "errors", "version"},
+    "shard": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
     "numerics": {"record", "_torch", "attribution", "errors"},
     "compile": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
     "parallel": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},

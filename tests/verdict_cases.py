@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardscope.numerics.fp64 import convert_inputs_to_fp64, fp64_mode
-from shardscope.numerics.rounding import RandomRounding
+from shardscope.numerics import RandomRounding, convert_inputs_to_fp64, fp64_mode
 
 __all__ = ["NEARER", "REWRITTEN", "RIGHT", "WRONG", "Rewrite", "Triple", "numbers"]
 

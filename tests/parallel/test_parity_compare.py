@@ -6,11 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
-from shardscope.parallel.equivalence.runs import run_all, run_single
-from shardscope.parallel.equivalence.step import Task
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    StepResult,
+    Task,
+    Variant,
+    as_model,
+    compare,
+    run_all,
+    run_task,
+)
 from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVerdict
+
+
+def run_single(model, inputs, variant=AS_IT_IS) -> StepResult:
+    """Forward and backward on a copy of a model or exported program."""
+    return run_task(as_model(model), Task(inputs), variant)
 
 
 def make_result(**tensors: torch.Tensor) -> StepResult:
@@ -270,7 +281,7 @@ def test_an_exported_program_gives_what_its_model_gives():
     of_model, of_program = run_single(model, x), run_single(program, (x,))
     assert {v.agreement for v in compare(of_model, None, of_program)} == {Agreement.EQUAL}
     assert list(of_program.gradients) == list(of_model.gradients)
-    fp64 = run_single(program, (x,), dtype=torch.float64)
+    fp64 = run_single(program, (x,), Variant(is_fp64=True))
     assert fp64.outputs[0][1].dtype is torch.float64
 
 
@@ -285,7 +296,7 @@ def test_dtypes_in_the_code_of_a_model_become_double_in_the_fp64_run():
             scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
             return self.weight * scaled.to(torch.bfloat16) + torch.zeros(8, dtype=torch.float32)
 
-    fp64 = run_single(Norm(), numbers(3, 8).bfloat16(), dtype=torch.float64)
+    fp64 = run_single(Norm(), numbers(3, 8).bfloat16(), Variant(is_fp64=True))
     (_, y), *_ = fp64.outputs
     x = numbers(3, 8).bfloat16().double()
     wanted = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()

@@ -23,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import Column, Copy, Gather, GatherAndReduce, Row, Scatter, Sum, reduce_gradients
 from shardscope import Recording, parity
-from shardscope.parallel.equivalence.step import OriginalNames
-from shardscope.parallel.parity.first_op import OpProbe
-from shardscope.parallel.parity.probe import ProbePoint, Role
+from shardscope.parallel.equivalence import OriginalNames
+from shardscope.parallel.parity.probe import OpProbe, ProbePoint, Role
 from shardscope.record import Phase, Suspect
 
 pytestmark = [

@@ -32,7 +32,7 @@ from shardscope.cli.target import (
 )
 from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
-from shardscope.parallel.parity.api import parity
+from shardscope.parallel.parity import parity
 from shardscope.record import Recording
 from shardscope.report.text.summary import render_summary
 

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from shardscope._torch.modules import is_compile_wrapper, unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.errors import ParallelError
-from shardscope.parallel.equivalence.runs import copy_model
+from shardscope.parallel.equivalence import copy_model
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
 from shardscope.parallel.ir.placements import Placement, Replicate

@@ -1,1 +1,117 @@
-"""Runs of a model and the comparison of their results, which `verify` and `parity` share."""
+"""Compares a step of a parallel model with the same step on a single device, tensor by tensor.
+
+The model as the user wrote it, on a single device, is called the original. A step (`step.py`) runs
+on every rank, and on the single device in several variants (`runs.py`): as it is, in double
+precision, and with perturbed weights. Each run gives a `StepResult` (`result.py`): outputs,
+gradients and changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
+of each; `compare.py` decides whether a tensor agrees, as a full tensor or as shards, of which
+`tensor_shards.py` finds the layout. `parameters.py` finds out which elements of the original's
+parameters each rank holds, where names and shapes do not determine it.
+
+    runs = run_all(model, Task(inputs))
+    verdicts = [compare_case(case).verdict for case in make_cases(runs, ranks, sizes)]
+"""
+
+from shardscope.parallel.equivalence.cases import (
+    Case,
+    Runs,
+    drop_extra_calls,
+    make_cases,
+)
+from shardscope.parallel.equivalence.compare import (
+    TensorComparison,
+    compare,
+    compare_case,
+    describe_dtype,
+    name_dtype,
+)
+from shardscope.parallel.equivalence.parameters import (
+    TracedWeights,
+    is_unclear,
+)
+from shardscope.parallel.equivalence.result import (
+    Key,
+    Region,
+    StepResult,
+    find_stages,
+    named_tensors,
+    tie_names,
+)
+from shardscope.parallel.equivalence.runs import (
+    AS_IT_IS,
+    MARKED,
+    MeanRngMode,
+    Variant,
+    as_model,
+    copy_model,
+    draws_numbers,
+    run_all,
+    run_fp64,
+    run_task,
+)
+from shardscope.parallel.equivalence.step import (
+    OriginalNames,
+    Probe,
+    Task,
+    call_model,
+    default_loss,
+    execute,
+    is_cleared,
+    named_buffers,
+    named_parameters,
+    shard_batch,
+)
+from shardscope.parallel.equivalence.tensor_shards import (
+    Layout,
+    Order,
+    ranks_across,
+    ranks_along,
+    ranks_by_distance,
+    shard_layouts,
+)
+
+__all__ = [
+    "AS_IT_IS",
+    "MARKED",
+    "Case",
+    "Key",
+    "Layout",
+    "MeanRngMode",
+    "Order",
+    "OriginalNames",
+    "Probe",
+    "Region",
+    "Runs",
+    "StepResult",
+    "Task",
+    "TensorComparison",
+    "TracedWeights",
+    "Variant",
+    "as_model",
+    "call_model",
+    "compare",
+    "compare_case",
+    "copy_model",
+    "default_loss",
+    "describe_dtype",
+    "draws_numbers",
+    "drop_extra_calls",
+    "execute",
+    "find_stages",
+    "is_cleared",
+    "is_unclear",
+    "make_cases",
+    "name_dtype",
+    "named_buffers",
+    "named_parameters",
+    "named_tensors",
+    "ranks_across",
+    "ranks_along",
+    "ranks_by_distance",
+    "run_all",
+    "run_fp64",
+    "run_task",
+    "shard_batch",
+    "shard_layouts",
+    "tie_names",
+]

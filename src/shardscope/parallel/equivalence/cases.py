@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from shardscope.numerics.noise import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
+from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
 from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.record import TensorKind
@@ -67,7 +67,7 @@ class Case:
         )
 
 
-def cases(
+def make_cases(
     runs: Runs,
     candidate: StepResult | Sequence[StepResult],
     sizes: Sequence[int] = (),
@@ -90,7 +90,7 @@ def cases(
             continue
         regions = tuple(rank.regions.get(key) for rank in ranks)
         if kind is not TensorKind.GRADIENT:
-            for case in table.make_cases(key, [rank.get(key, []) for rank in tensors]):
+            for case in table.make_cases_of_calls(key, [rank.get(key, []) for rank in tensors]):
                 yield replace(case, regions=regions)
         elif aliases.get(name, name) == name:
             gradients = _find_gradients(name, aliases, ranks)
@@ -168,7 +168,7 @@ class _Table:
         self._batch_axes = batch_axes
         self._batch_dim = batch_dim
 
-    def make_cases(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
+    def make_cases_of_calls(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
         """One case for all calls, or one per call if their tensors cannot be concatenated."""
         reference = self.references.get(key, [])
         ranks = [drop_extra_calls(calls, reference) for calls in ranks]

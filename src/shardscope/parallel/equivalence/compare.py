@@ -10,16 +10,17 @@ from typing import NamedTuple, final
 import torch
 from msgspec import structs
 
-from shardscope.numerics.noise import (
+from shardscope.numerics import (
     Distance,
     NoiseFloor,
     epsilon,
     find_worst,
-    is_finite,
+    has_same_nonfinite,
     measure,
     to_fp64_on_cpu,
+    unravel,
 )
-from shardscope.parallel.equivalence.cases import Case, Runs, cases
+from shardscope.parallel.equivalence.cases import Case, Runs, make_cases
 from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
 from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
@@ -41,6 +42,16 @@ class TensorComparison:
     full: tuple[torch.Tensor, ...] = ()
     layout: Layout | None = None
     dtype: torch.dtype | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """The machine epsilon of the tensor on the ranks; 0 for integers."""
+        dtype = self.dtype or (None if self.case.reference is None else self.case.reference.dtype)
+        return 0.0 if dtype is None else epsilon(dtype)
+
+    def full_in_fp64(self) -> list[torch.Tensor]:
+        """The full tensor of each rank as `case.target` is: float64, on the CPU."""
+        return [to_fp64_on_cpu(tensor) for tensor in self.full]
 
 
 class _WorstError(NamedTuple):
@@ -194,7 +205,7 @@ def _choose_wrong_shards(
 def _is_near(value: torch.Tensor, target: torch.Tensor, floor: NoiseFloor | None) -> bool:
     if floor is None:
         return torch.equal(value, target)
-    return _same_nonfinite(value, target) and floor.allows(measure(value, target))
+    return has_same_nonfinite(value, target) and floor.allows(measure(value, target))
 
 
 def _choose_wrong_regions(
@@ -279,7 +290,9 @@ def _compare_full(case: Case, full: Sequence[torch.Tensor]) -> TensorComparison:
     assert case.target is not None
     fp64_tensors = {id(tensor): to_fp64_on_cpu(tensor) for tensor in distinct}
     reference_fp64 = to_fp64_on_cpu(case.reference)
-    is_same = {key: _same_nonfinite(tensor, reference_fp64) for key, tensor in fp64_tensors.items()}
+    is_same = {
+        key: has_same_nonfinite(tensor, reference_fp64) for key, tensor in fp64_tensors.items()
+    }
     nonfinite = [rank for rank, tensor in enumerate(distinct) if not is_same[id(tensor)]]
     if nonfinite:
         fact = _describe_nonfinite(distinct[nonfinite[0]], case.reference)
@@ -360,7 +373,7 @@ def _make_comparison(
         else None,
         noise=_find_noise(case) if worst_error else None,
         max_error=worst_error.distance.largest if worst_error else None,
-        worst_index=_unravel(worst_error.flat_index, tensor) if worst_error else None,
+        worst_index=unravel(worst_error.flat_index, tensor) if worst_error else None,
         ranks=compress_ranks(ranks),
         detail=detail,
     )
@@ -379,24 +392,6 @@ def _relative_error(error: float, floor: NoiseFloor) -> float | None:
     if floor.scale > 0:
         return min(error / floor.scale, 1e300)
     return 0.0 if error == 0 else None
-
-
-def _unravel(index: int, tensor: torch.Tensor) -> tuple[int, ...]:
-    if tensor.is_complex():
-        index //= 2  # real and imaginary parts alternate
-    if not tensor.numel():
-        return ()
-    coordinates = torch.unravel_index(torch.tensor(index), tensor.shape)
-    return tuple(int(coordinate) for coordinate in coordinates)
-
-
-def _same_nonfinite(value: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if is_finite(value) and is_finite(wanted):
-        return True
-    is_same_nan = torch.equal(torch.isnan(value), torch.isnan(wanted))
-    return is_same_nan and all(
-        torch.equal(value == limit, wanted == limit) for limit in (torch.inf, -torch.inf)
-    )
 
 
 def _describe_nonfinite(value: torch.Tensor, wanted: torch.Tensor) -> str:
@@ -428,4 +423,4 @@ def compare(
     full tensor.
     """
     runs = Runs(reference, fp64, tuple(perturbed_runs), precision)
-    return [compare_case(case).verdict for case in cases(runs, candidate, sizes)]
+    return [compare_case(case).verdict for case in make_cases(runs, candidate, sizes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -71,7 +71,7 @@ def find_stages(parameters: Collection[str], ranks: Sequence[StepResult]) -> lis
     return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
 
 
-def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a nested value with their paths, such as `[0].logits`."""
     if isinstance(value, torch.Tensor):
         yield path, value
@@ -80,7 +80,7 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
         yield from named_tensors(item, path + key)
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _items(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

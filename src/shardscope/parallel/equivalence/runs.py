@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -14,21 +14,25 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
+from shardscope._torch.dispatch import (
+    TorchDispatchMode,
+    is_overload,
+    name_arguments,
+    op_packet,
+)
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
 from shardscope.errors import ParityError, ShardscopeError
-from shardscope.numerics.fp64 import (
+from shardscope.numerics import (
+    RngUseMode,
     convert_inputs_to_fp64,
     convert_model_to_fp64,
     fp64_mode,
     is_random,
     main_dtype,
     map_arguments,
-    name_arguments,
     perturb_ulp_,
     to_fp64,
 )
-from shardscope.numerics.rounding import RngUseMode
 from shardscope.parallel.equivalence.cases import Runs
 from shardscope.parallel.equivalence.parameters import mark_weights
 from shardscope.parallel.equivalence.result import StepResult, tie_names
@@ -41,7 +45,13 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True  # torch would refuse to run them
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if not is_overload(func) or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
@@ -57,12 +67,12 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if name in _MEANS:
             drawn = func(*args, **kwargs)  # for its shape, or as the destination
-            return map_arguments(drawn, lambda tensor: tensor.copy_(_mean(name, arguments, tensor)))
+            return map_arguments(drawn, lambda value: _fill_with_mean(value, name, arguments))
         return func(*args, **kwargs)
 
 
 # The mean of each distribution, from the arguments of its op.
-_MEANS = {
+_MEANS: dict[str, Callable[[Mapping[str, Any]], torch.Tensor | float]] = {
     "bernoulli": lambda arguments: arguments["p"],
     "bernoulli_": lambda arguments: arguments["p"],
     "exponential_": lambda arguments: 1 / arguments["lambd"],
@@ -80,9 +90,12 @@ _MEANS = {
 }
 
 
-def _mean(name: str, arguments: dict[str, Any], drawn: torch.Tensor) -> torch.Tensor:
-    mean = _MEANS[name](arguments)  # type: ignore[no-untyped-call]
-    return mean if isinstance(mean, torch.Tensor) else torch.full_like(drawn, mean)
+def _fill_with_mean(drawn: object, name: str, arguments: Mapping[str, Any]) -> object:
+    """Overwrite the random numbers that the op `name` drew with the mean of its distribution."""
+    mean = _MEANS[name](arguments)
+    if not isinstance(drawn, torch.Tensor):
+        return drawn
+    return drawn.copy_(mean) if isinstance(mean, torch.Tensor) else drawn.fill_(mean)
 
 
 class Perturbation(Enum):
@@ -125,6 +138,10 @@ class Variant:
                 stack.enter_context(MeanRngMode())  # type: ignore[no-untyped-call]
             yield task.with_inputs(inputs)
 
+    def convert(self, value: object) -> object:
+        """A constant of the program, in double precision if the variant computes in it."""
+        return to_fp64(value) if self.is_fp64 and isinstance(value, torch.Tensor) else value
+
     def adapt(self, model: nn.Module) -> None:
         """Convert the sharded model to double precision if sharding has not kept it."""
         if self.is_fp64 and main_dtype(model) is not torch.float64:
@@ -132,29 +149,11 @@ class Variant:
 
 
 AS_IT_IS = Variant()
-FP64 = Variant(is_fp64=True)
 MARKED = Variant(is_fp64=True, is_marked=True)
 
 
 Report = Callable[[str, str], None]
 MakeProbe = Callable[[], Probe | None]
-
-
-def run_single(
-    model: nn.Module | ExportedProgram,
-    inputs: Any,
-    loss: Callable[[Any], Any] | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    seed: int = 0,
-) -> StepResult:
-    """Run forward and backward on a copy of the original, which stays unchanged.
-
-    A mapping of inputs is passed as keyword arguments, a tuple or list as arguments. `dtype`
-    may be torch.float64, to run in double precision.
-    """
-    variant = FP64 if dtype is torch.float64 else AS_IT_IS
-    return run_task(as_model(model), Task(inputs, loss, seed=seed), variant)
 
 
 def run_task(
@@ -176,7 +175,11 @@ def run_all(
     report: Report = lambda *_: None,
     probe: MakeProbe = lambda: None,
 ) -> Runs:
-    """All runs of the single device; `report` gets what cannot be run in double precision."""
+    """All runs of the single device; `probe` makes a probe for each of them.
+
+    `report` is called with a place and a fact for each run that fails, such as that in double
+    precision; the noise is then estimated from the others.
+    """
 
     def run(*, is_fp64: bool = False, perturbation: Perturbation = Perturbation.NONE) -> StepResult:
         return run_task(

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
@@ -18,8 +18,11 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.result import StepResult, named_tensors
 from shardscope.record import Source, TensorKind
 
-Loss = Callable[[Any], Any]
-Step = Callable[[nn.Module, Any], Any]
+T = TypeVar("T")
+Loss = Callable[[Any], object]
+"""The user's function of what the model returns; its result must be a scalar tensor."""
+Step = Callable[[nn.Module, Any], object]
+"""The user's function that runs forward and backward; what it returns is ignored."""
 
 
 @final
@@ -31,18 +34,18 @@ class Task:
     Without `has_backward` only forward runs.
     """
 
-    inputs: Any
+    inputs: object  # as the user passed them; `call_model` passes them to the model
     loss: Loss | None = None
     step: Step | None = None
     seed: int = 0
     loss_scale: float = 1.0
     has_backward: bool = True
 
-    def copy_inputs(self) -> Any:
+    def copy_inputs(self) -> object:
         """A copy of the inputs for one run, which may change them."""
         return map_tensors(self.inputs, _copy)
 
-    def with_inputs(self, inputs: Any, *, loss_scale: float | None = None) -> Task:
+    def with_inputs(self, inputs: object, *, loss_scale: float | None = None) -> Task:
         """The same task with other inputs."""
         scale = self.loss_scale if loss_scale is None else loss_scale
         return replace(self, inputs=inputs, loss_scale=scale)
@@ -52,7 +55,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy(tensor.detach()).clone().requires_grad_(tensor.requires_grad)
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: object) -> object:
     """Call the model with a mapping as keywords, a tuple or list as arguments, or one argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
@@ -61,7 +64,7 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def default_loss(output: Any) -> list[torch.Tensor]:
+def default_loss(output: object) -> list[torch.Tensor]:
     """A loss for each tensor of the output that requires grad.
 
     It is elementwise and summed, so that it is the same for a full tensor and for the sum over
@@ -78,7 +81,7 @@ def default_loss(output: Any) -> list[torch.Tensor]:
     return losses
 
 
-def shard_batch(inputs: Any, *, dim: int, num_shards: int, index: int) -> Any:
+def shard_batch(inputs: T, *, dim: int, num_shards: int, index: int) -> T:
     """One rank's shard of a batch; tensors of another size than the first along `dim` are kept."""
     sizes = [tensor.shape[dim] for _, tensor in named_tensors(inputs) if tensor.ndim > dim]
     size = sizes[0] if sizes else 0
@@ -89,7 +92,8 @@ def shard_batch(inputs: Any, *, dim: int, num_shards: int, index: int) -> Any:
         chunks = tensor.tensor_split(num_shards, dim)
         return chunks[index].detach().requires_grad_(tensor.requires_grad)
 
-    return map_tensors(inputs, shard)
+    sharded: T = map_tensors(inputs, shard)
+    return sharded
 
 
 @final
@@ -203,7 +207,7 @@ def execute(
         if task.step is not None:
             task.step(model, inputs)
         else:
-            _step(model, inputs, task)
+            _run_step(model, inputs, task)
     gradients = {name: parameter.grad for name, parameter in names.parameters(model)}
     gradients |= {f"inputs{path}": tensor.grad for path, tensor in named_tensors(inputs)}
     buffers = dict(names.buffers(model))
@@ -240,7 +244,7 @@ def execute(
     )
 
 
-def _step(model: nn.Module, inputs: Any, task: Task) -> None:
+def _run_step(model: nn.Module, inputs: object, task: Task) -> None:
     output = call_model(model, inputs)
     if not task.has_backward:
         return
@@ -251,7 +255,7 @@ def _step(model: nn.Module, inputs: Any, task: Task) -> None:
         torch.autograd.backward(losses)
 
 
-def _find_loss(task: Task, output: Any) -> torch.Tensor:
+def _find_loss(task: Task, output: object) -> torch.Tensor:
     assert task.loss is not None
     loss = task.loss(output)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -275,7 +279,7 @@ class _BackwardCounter:
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
 
-    def register(self, output: Any) -> None:
+    def register(self, output: object) -> None:
         """Count the backward pass that starts at an output of the model."""
         is_counted = False
 
@@ -305,19 +309,19 @@ def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
 @contextmanager
 def _captured_outputs(
     model: nn.Module, names: OriginalNames, backwards: _BackwardCounter
-) -> Iterator[list[Any]]:
+) -> Iterator[list[object]]:
     """Collect what the model returns in each call, also if the user's step does not return it.
 
     A step may call the module inside a wrapper such as DDP; a call of the wrapper counts once.
     """
-    outputs: list[Any] = []
+    outputs: list[object] = []
     depth = 0
 
-    def enter(*_: Any) -> None:
+    def enter(*_: object) -> None:
         nonlocal depth
         depth += 1
 
-    def leave(_: nn.Module, __: Any, output: Any) -> None:
+    def leave(_: nn.Module, __: object, output: object) -> None:
         nonlocal depth
         depth -= 1
         if not depth and not is_in_backward():  # backward calls a checkpointed model again

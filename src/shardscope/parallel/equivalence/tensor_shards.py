@@ -114,20 +114,6 @@ def shard_layouts(
                 yield Layout(sizes, dims, orders)
 
 
-def find_layout(
-    shards: Sequence[torch.Tensor], full: torch.Tensor, sizes: Sequence[int]
-) -> Layout | None:
-    """The layout in which the shards make up `full`, up to rounding; None if there is none."""
-    for layout in shard_layouts(shards, full.shape, sizes):
-        joined = layout.join(shards)
-        if joined is not None and all(
-            tensor.shape == full.shape and torch.allclose(tensor, full, rtol=1e-4, atol=1e-6)
-            for tensor in joined
-        ):
-            return layout
-    return None
-
-
 def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
     """The ranks of each line of the mesh along an axis, in order."""
     ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))

@@ -23,14 +23,17 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
-from shardscope.parallel.equivalence.result import named_tensors
-from shardscope.parallel.equivalence.runs import as_model
-from shardscope.parallel.equivalence.step import Task
-from shardscope.parallel.parity.findings import find_problems, list_findings, make_parity
+from shardscope.parallel.equivalence import (
+    Task,
+    as_model,
+    named_tensors,
+)
+from shardscope.parallel.parity.eager_version import EagerVersion, Parallelize
+from shardscope.parallel.parity.findings import list_findings, make_parity
+from shardscope.parallel.parity.partitioned_version import PartitionedVersion
 from shardscope.parallel.parity.pipeline import Version, check_parity
+from shardscope.parallel.parity.problems import find_problems
 from shardscope.parallel.parity.processes import Processes
-from shardscope.parallel.parity.program_version import PartitionedVersion
-from shardscope.parallel.parity.ranks import EagerVersion, Parallelize
 from shardscope.record import Gap, RankSpan, Recording
 
 # All threads share the process group, DTensor's caches and the default dtype.
@@ -137,7 +140,7 @@ def _transform(
     model: nn.Module | ExportedProgram,
     original: nn.Module,
     axes: Mapping[str, int],
-    plan: Any,
+    plan: object,
     task: Task,
     *,
     is_sent: bool,
@@ -163,7 +166,7 @@ def _transform(
     return PartitionedVersion(original, axes, plan, task, model)
 
 
-def _checked_axes(mesh: Any) -> dict[str, int]:
+def _checked_axes(mesh: object) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ParityError(
             f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
@@ -185,7 +188,7 @@ def _checked_batch_axes(
     return names
 
 
-def _checked_model(model: Any) -> nn.Module:
+def _checked_model(model: object) -> nn.Module:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ParityError(
             f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
@@ -211,7 +214,7 @@ def _checked_model(model: Any) -> nn.Module:
     return original
 
 
-def _checked_inputs(inputs: Any) -> Any:
+def _checked_inputs(inputs: object) -> object:
     for place, tensor in named_tensors(inputs):
         if tensor.is_meta:
             raise ParityError(

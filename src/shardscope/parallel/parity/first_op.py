@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any, final
+from typing import final
 
-import torch
-from torch import nn
+from shardscope.parallel.equivalence import (
+    Runs,
+    StepResult,
+    TensorComparison,
+    compare_case,
+    make_cases,
+)
+from shardscope.parallel.parity.probe import ProbePoint, Role
+from shardscope.record import TOLERABLE, Agreement, Source
 
-from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet, op_schema
-from shardscope.attribution.call_sites import read_stack
-from shardscope.numerics.fp64 import name_arguments
-from shardscope.numerics.noise import is_inexact
-from shardscope.parallel.equivalence.cases import Runs, cases
-from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
-from shardscope.parallel.equivalence.result import StepResult, named_tensors
-from shardscope.parallel.equivalence.step import OriginalNames
-from shardscope.parallel.parity.probe import ProbePoint, Role, copy_full
-from shardscope.record import TOLERABLE, Agreement, Phase, Source
-
-# Ops that only move data; on shards, programs call more or fewer of them.
-_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-_DATA_MOVEMENT = _ALLOCATIONS | {
-    *("_to_copy", "_unsafe_view", "alias", "as_strided", "chunk", "clone", "contiguous", "copy_"),
-    *("detach", "expand", "lift_fresh", "permute", "reshape", "select", "slice", "split"),
-    *("squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
-}
 _WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 
 
@@ -51,140 +37,7 @@ class WrongOp:
     changed: tuple[tuple[str, float, float], ...] = ()
 
 
-@final
-class OpProbe:
-    """Records the full tensors that ops take and return in the code of one module.
-
-    Ops of the modules that it calls are left out. `consumers` maps the number of an op to the
-    ops that take its result.
-    """
-
-    def __init__(self, module: str) -> None:
-        self.snapshots: dict[str, torch.Tensor] = {}
-        self.sources: dict[str, Source] = {}
-        self.numbers: dict[str, dict[str, float]] = {}
-        self.consumers: dict[int, set[int]] = {}
-        self.num_calls = 0
-        self._module = module
-        self._num_ops = 0
-        self._running: list[str] = []
-        self._producers: dict[
-            int | None, frozenset[int]
-        ] = {}  # the ops behind a storage, by its address
-        self._unwritten: set[int | None] = set()  # addresses of storage without values yet
-        self._alive: list[
-            torch.UntypedStorage
-        ] = []  # keeps storages alive, so that an address is not reused
-
-    @contextmanager
-    def attached(self, model: nn.Module, names: OriginalNames) -> Iterator[None]:
-        """Record until the context ends."""
-        handles = []
-        known: set[int] = set()
-        for name, module in names.modules(model):
-            if name in names.module_names and id(module) not in known:
-                known.add(id(module))
-                handles.append(module.register_forward_pre_hook(self._make_pre_hook(name)))
-                handles.append(module.register_forward_hook(self._after_call, always_call=True))
-        try:
-            with _OpMode(self):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._alive.clear()
-            self._producers.clear()
-            self._unwritten.clear()
-
-    def _make_pre_hook(self, name: str) -> Any:
-        def enter(*_: Any) -> None:
-            is_wrapped = bool(self._running) and self._running[-1] == name
-            self._running.append(name)
-            is_call = name == self._module and not is_wrapped and not is_in_backward()
-            self.num_calls += is_call
-
-        return enter
-
-    def _after_call(self, *_: Any) -> None:
-        self._running.pop()
-
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an op, and record it if it is called in the module's own code."""
-        is_there = bool(self._running) and self._running[-1] == self._module
-        if not is_there or not is_overload(func) or is_in_backward():
-            return func(*args, **kwargs)
-        arguments = dict(named_tensors([*args, kwargs] if kwargs else list(args)))
-        producers = frozenset().union(
-            *(self._producers.get(_address(tensor), ()) for tensor in arguments.values())
-        )
-        if _is_data_movement(func):
-            result = func(*args, **kwargs)
-            self._remember(result, producers)
-            if op_packet(func).__name__ in _ALLOCATIONS:
-                self._unwritten.update(_address(tensor) for _, tensor in named_tensors(result))
-                self._unwritten.discard(None)
-            elif op_schema(func).is_mutable:
-                self._unwritten.difference_update(map(_address, arguments.values()))
-            return result
-        point = ProbePoint(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
-        self._num_ops += 1
-        source = read_stack(sys._getframe(2)).source
-        named = name_arguments(func, args, kwargs)
-        self.numbers[point.encode()] = {k: v for k, v in named.items() if isinstance(v, float)}
-        written = {
-            path: tensor
-            for path, tensor in arguments.items()
-            if _address(tensor) not in self._unwritten
-        }
-        self._record(point, written, source)  # before the op can change them
-        self._unwritten.difference_update(map(_address, arguments.values()))
-        result = func(*args, **kwargs)
-        self._record(point._replace(role=Role.OUTPUT), dict(named_tensors(result)), source)
-        for producer in producers:
-            self.consumers.setdefault(producer, set()).add(point.call)
-        self._remember(result, frozenset({point.call}))
-        return result
-
-    def _record(
-        self, point: ProbePoint, tensors: Mapping[str, torch.Tensor], source: Source | None
-    ) -> None:
-        for path, tensor in tensors.items():
-            name = point._replace(path=path).encode()
-            self.snapshots[name] = copy_full(tensor)
-            if source is not None:
-                self.sources[name] = source
-
-    def _remember(self, result: Any, producers: frozenset[int]) -> None:
-        for _, tensor in named_tensors(result):
-            address = _address(tensor)
-            if address is not None:
-                self._producers[address] = producers
-                self._alive.append(tensor.untyped_storage())
-
-
-@final
-class _OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    supports_higher_order_operators = True  # torch would refuse to run them
-
-    def __init__(self, probe: OpProbe) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._probe = probe
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._probe.run(func, args, kwargs or {})
-
-
-def _address(tensor: torch.Tensor) -> int | None:
-    if type(tensor) is not torch.Tensor and type(tensor) is not nn.Parameter:
-        return None  # a subclass has no storage of its own
-    return tensor.untyped_storage().data_ptr()
-
-
-def _is_data_movement(func: Any) -> bool:
-    return "c10d" in func.namespace or op_packet(func).__name__ in _DATA_MOVEMENT
-
-
-def find_op(
+def find_first_wrong_op(
     runs: Runs,
     ranks: Sequence[StepResult],
     sizes: Sequence[int],
@@ -274,7 +127,7 @@ def _compare_ops(
         tuple((_renumber(a), None if b is None else _renumber(b)) for a, b in runs.perturbed_runs),
     )
     comparisons: dict[int, tuple[list[TensorComparison], list[TensorComparison]]] = {}
-    for case in cases(singles, renumbered, sizes):
+    for case in make_cases(singles, renumbered, sizes):
         point = ProbePoint.decode(case.name)
         if case.reference is not None and None not in case.ranks:
             role = 0 if point.role is Role.INPUT else 1
@@ -315,8 +168,7 @@ def _is_comparable(inputs: Sequence[TensorComparison], outputs: Sequence[TensorC
     )
     has_shards = any(taken.layout is not None for taken in inputs)
     is_counted = all(
-        returned.case.reference is not None and not is_inexact(returned.case.reference)
-        for returned in outputs
+        returned.case.reference is not None and returned.case.floor is None for returned in outputs
     )
     return has_comparable_inputs and not (has_shards and is_counted)
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import torch
 
-from shardscope.parallel.equivalence.cases import Case, Runs, cases, drop_extra_calls
-from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
-from shardscope.parallel.equivalence.result import StepResult, find_stages
-from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_by_distance
+from shardscope.parallel.equivalence import (
+    Case,
+    Layout,
+    Runs,
+    StepResult,
+    TensorComparison,
+    compare_case,
+    drop_extra_calls,
+    find_stages,
+    make_cases,
+    ranks_by_distance,
+)
+from shardscope.parallel.parity.origin import Origin, OriginKind, is_within
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
 from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
 
@@ -33,47 +41,6 @@ class Mesh(NamedTuple):
     sizes: tuple[int, ...]
     batch_axes: tuple[int, ...] = ()
     batch_dim: int = 0
-
-
-class Kind(StrEnum):
-    """The kind of tensor that differs first."""
-
-    OUTPUT = "output"  # of a module
-    INPUT = "input"  # of a module; computed by its caller
-    GRADIENT_OF_INPUT = "gradient of input"  # of a module; returned by its backward
-    GRADIENT_OF_OUTPUT = "gradient of output"  # of a module; from the code of its caller
-    GRADIENT_OF_PARAMETER = "gradient of parameter"  # the gradient of its module's output agrees
-    LOSS = "loss"  # the gradient of the model's own output
-    BUFFER = "buffer"  # all other tensors agree
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """Where the versions diverge: code whose inputs agree and whose result differs.
-
-    `module` is the module whose code it is, None outside the model; `named_module` is the
-    module whose input, output or parameter differs. `is_first` means that all tensors it is
-    computed from agree.
-    """
-
-    kind: Kind
-    module: str | None
-    comparison: TensorComparison
-    named_module: str = ""
-    path: str = ""
-    is_first: bool = True
-    inputs: tuple[
-        torch.Tensor, ...
-    ] = ()  # of the module on the single device, if its output differs
-    outer: Origin | None = None  # the output of its caller, if that differs too
-    own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
-
-    @property
-    def phase(self) -> Phase:
-        """Forward or backward."""
-        is_forward = self.kind in (Kind.OUTPUT, Kind.INPUT)
-        return Phase.FORWARD if is_forward else Phase.BACKWARD
 
 
 def find_origins(
@@ -272,7 +239,7 @@ class _ProbeComparisons:
             if is_caller_output and caller is not None and comparison.verdict.agreement in _WRONG:
                 inputs = self.inputs_of(candidate)
                 return Origin(
-                    Kind.OUTPUT,
+                    OriginKind.OUTPUT,
                     caller,
                     comparison,
                     caller,
@@ -319,6 +286,20 @@ def _match_calls(rank: StepResult, reference: StepResult) -> StepResult:
     return replace(rank, snapshots=matched)
 
 
+def find_output_layout(
+    runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, module: str
+) -> Layout | None:
+    """How the ranks shard what a module returns in its first call.
+
+    None if it is not a single tensor, or no layout of the shards makes up the single device's.
+    """
+    point = ProbePoint(Phase.FORWARD, Role.OUTPUT, module, 0, "")
+    for _, comparison in _compare_points(runs, ranks, mesh, 1.0, {point}, is_merged=False):
+        if comparison.verdict.agreement in TOLERABLE:
+            return comparison.layout
+    return None
+
+
 def _compare_points(
     runs: Runs,
     ranks: Sequence[StepResult],
@@ -351,7 +332,7 @@ def _compare_points(
     chosen = [choose(rank, factor) for rank in ranks]
     modules = [{ProbePoint.decode(name).module for name in rank.snapshots} for rank in ranks]
     stages = find_stages(runs.reference.parameters, ranks)
-    for case in cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
+    for case in make_cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
         point = ProbePoint.decode(case.name)
         # Each rank may have its own value of a scalar such as a loss; it is not compared.
         if case.reference is None or case.reference.ndim == 0:
@@ -406,11 +387,11 @@ def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
                 if origin in probed.comparisons
             ]
             is_first = bool(agreements) and all(agreement in TOLERABLE for agreement in agreements)
-            yield Origin(Kind.INPUT, caller, comparison, point.module, point.path, is_first)
+            yield Origin(OriginKind.INPUT, caller, comparison, point.module, point.path, is_first)
         else:
             is_first = probed.is_fine(point.module, Phase.FORWARD, Role.INPUT) is True
             yield Origin(
-                Kind.OUTPUT,
+                OriginKind.OUTPUT,
                 point.module,
                 comparison,
                 point.module,
@@ -425,7 +406,7 @@ def _find_loss(probed: _ProbeComparisons) -> Iterator[Origin]:
     for point, comparison in probed.comparisons.items():
         is_gradient = point.phase is Phase.BACKWARD and point.role is Role.OUTPUT
         if is_gradient and not point.module and comparison.verdict.agreement in _WRONG:
-            yield Origin(Kind.LOSS, None, comparison, "", point.path)
+            yield Origin(OriginKind.LOSS, None, comparison, "", point.path)
 
 
 def _find_backward(probed: _ProbeComparisons) -> Iterator[Origin]:
@@ -437,19 +418,18 @@ def _find_backward(probed: _ProbeComparisons) -> Iterator[Origin]:
         consumer_modules = probed.find_consumers(point, is_outer=is_missing)
         if len(consumer_modules) == 1:
             yield Origin(
-                Kind.GRADIENT_OF_INPUT,
+                OriginKind.GRADIENT_OF_INPUT,
                 consumer_modules[0],
                 comparison,
                 consumer_modules[0],
                 point.path,
             )
-        elif consumer_modules:
+        else:
             callers = {probed.callers.get(module) for module in consumer_modules}
             caller = callers.pop() if len(callers) == 1 else probed.callers.get(point.module)
-            yield Origin(Kind.GRADIENT_OF_OUTPUT, caller, comparison, point.module, point.path)
-        else:
-            caller = probed.callers.get(point.module)
-            yield Origin(Kind.GRADIENT_OF_OUTPUT, caller, comparison, point.module, point.path)
+            yield Origin(
+                OriginKind.GRADIENT_OF_OUTPUT, caller, comparison, point.module, point.path
+            )
 
 
 def _find_own(probed: _ProbeComparisons, gradients: Sequence[TensorComparison]) -> Iterator[Origin]:
@@ -467,10 +447,5 @@ def _find_own(probed: _ProbeComparisons, gradients: Sequence[TensorComparison]) 
         if is_fine is not False and not comparison.case.name.startswith("inputs"):
             is_first = is_fine is True
             yield Origin(
-                Kind.GRADIENT_OF_PARAMETER, module, comparison, module, parameter, is_first
+                OriginKind.GRADIENT_OF_PARAMETER, module, comparison, module, parameter, is_first
             )
-
-
-def is_within(module: str, outer: str) -> bool:
-    """Whether a module, or a name in it, is `outer` or inside it."""
-    return not outer or module == outer or module.startswith(f"{outer}.")

@@ -11,27 +11,41 @@ import torch
 from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
-from shardscope.numerics.noise import measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence.cases import Case, Runs, cases
-from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
-from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
-from shardscope.parallel.equivalence.result import Key, StepResult, find_stages
-from shardscope.parallel.equivalence.runs import (
+from shardscope.parallel.equivalence import (
     AS_IT_IS,
     MARKED,
+    Case,
+    Key,
+    Probe,
+    Runs,
+    StepResult,
+    Task,
+    TensorComparison,
+    TracedWeights,
     Variant,
+    compare_case,
     draws_numbers,
+    find_stages,
+    is_cleared,
+    is_unclear,
+    make_cases,
+    ranks_across,
     run_all,
     run_fp64,
     run_task,
 )
-from shardscope.parallel.equivalence.step import Probe, Task, is_cleared
-from shardscope.parallel.equivalence.tensor_shards import find_layout, ranks_across
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.first_op import OpProbe, WrongOp, find_op
-from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
-from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
-from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.explanation import list_names
+from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
+from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
+from shardscope.parallel.parity.origin import Origin, OriginKind
+from shardscope.parallel.parity.probe import (
+    ModuleProbe,
+    OpProbe,
+    ProbePoint,
+    ProbeSpec,
+    Role,
+)
 from shardscope.parallel.parity.recheck import (
     accept_own_outputs,
     is_coarse,
@@ -47,7 +61,6 @@ Report = Callable[[str, str], None]
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 _MAX_MASKED = 8  # shards; the single device runs once for each
-_NAMED = 3  # number of parameters that a gap names
 
 
 class Version(Protocol):
@@ -258,14 +271,14 @@ class _Session:
             [rank.snapshots.get(point) for rank in ranks],
         )
         output_shards = [tensor for tensor in outputs if tensor is not None]
-        is_backward = origin.kind in (Kind.GRADIENT_OF_OUTPUT, Kind.GRADIENT_OF_INPUT)
+        is_backward = origin.kind in (OriginKind.GRADIENT_OF_OUTPUT, OriginKind.GRADIENT_OF_INPUT)
         is_complete = output is not None and len(shards) == len(output_shards) == len(ranks)
         if not is_backward or module is None or layout is None or case.calls or not is_complete:
             return origin
         if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
             return origin
         assert output is not None
-        output_layout = find_layout(output_shards, output, self._mesh.sizes)
+        output_layout = find_output_layout(runs, ranks, self._mesh, module)
         if output_layout is None or case.floor is None:
             return origin
         indices = torch.arange(output.numel()).reshape(output.shape)
@@ -284,10 +297,8 @@ class _Session:
                 gradient = probe.snapshots.get(case.name)
                 if gradient is None:
                     return False
-                parts = layout.split(to_fp64_on_cpu(gradient), shards)
-                if not all(
-                    limit.allows(measure(to_fp64_on_cpu(shards[r]), parts[r])) for r in line
-                ):
+                parts = layout.split(gradient.cpu(), shards)
+                if not all(limit.covers(shards[rank], parts[rank]) for rank in line):
                     return False
             return True
 
@@ -317,7 +328,7 @@ class _Session:
         # Calls on different parts of the batch cannot be compared op by op.
         if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
             return None
-        return find_op(*recorded, self._mesh.sizes, probes[0].consumers)
+        return find_first_wrong_op(*recorded, self._mesh.sizes, probes[0].consumers)
 
     def _run_with_probes(
         self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
@@ -371,7 +382,7 @@ class _Session:
         self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
         added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
         if added:
-            fact = f"only in the parallel model, and not compared: {_list_names(added)}"
+            fact = f"only in the parallel model, and not compared: {list_names(added)}"
             self._report("parameters and buffers", fact)
 
     def _compare_tensors(self, runs: Runs, ranks: Sequence[StepResult]) -> list[TensorComparison]:
@@ -380,7 +391,9 @@ class _Session:
         sizes, batch_axes, batch_dim = self._mesh
         comparisons = [
             _compare_scaled(compare_case(case), case)
-            for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
+            for case in make_cases(
+                runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim
+            )
         ]
         odd = [
             result
@@ -390,7 +403,7 @@ class _Session:
         if odd:
             fact = "only in the original, or changed by every call, and not compared: "
             self._report(
-                "parameters and buffers", fact + _list_names([result.case.name for result in odd])
+                "parameters and buffers", fact + list_names([result.case.name for result in odd])
             )
         return [
             result
@@ -452,11 +465,6 @@ def _compare_scaled(comparison: TensorComparison, case: Case) -> TensorCompariso
     ranks = tuple(None if tensor is None else tensor / count for tensor in case.ranks)
     scaled = compare_case(replace(case, ranks=ranks))
     return scaled if scaled.verdict.agreement in TOLERABLE else comparison
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _by_key(comparisons: Sequence[TensorComparison]) -> dict[Key, TensorComparison]:

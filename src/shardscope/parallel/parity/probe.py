@@ -1,24 +1,54 @@
-"""Records the inputs and outputs of every module, and their gradients, while a step runs."""
+"""Records what modules, or the ops in a module, take and return while a step runs.
+
+All ranks must run the same modules and ops in the same order: a DTensor is recorded as a full
+tensor, which its ranks gather together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.dispatch import (
+    OpOverload,
+    TorchDispatchMode,
+    is_overload,
+    name_arguments,
+    op_packet,
+    op_schema,
+)
 from shardscope._torch.dtensor import quiet_collectives
-from shardscope.parallel.equivalence.result import named_tensors
-from shardscope.parallel.equivalence.step import OriginalNames
+from shardscope.attribution.call_sites import read_stack
+from shardscope.parallel.equivalence import (
+    OriginalNames,
+    Probe,
+    named_tensors,
+)
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name
 _MAX_NODES = 10_000  # nodes of autograd's graph between two module calls
+# Ops that only move data; on shards, programs call more or fewer of them.
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_DATA_MOVEMENT = _ALLOCATIONS | {
+    *("_to_copy", "_unsafe_view", "alias", "as_strided", "chunk", "clone", "contiguous", "copy_"),
+    *("detach", "expand", "lift_fresh", "permute", "reshape", "select", "slice", "split"),
+    *("squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
+}
+
+
+_BeforeCall = Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]
+_AfterCall = Callable[[nn.Module, tuple[object, ...], object], None]
 
 
 class Role(StrEnum):
@@ -50,7 +80,7 @@ class ProbePoint(NamedTuple):
 
 @final
 class ModuleProbe:
-    """Records full tensors; all ranks must run the same modules in the same order.
+    """Records the full tensors that modules take and return, and their gradients.
 
     `callers` maps a module to the module that called it, `origins` a point to the points it is
     computed from, without a point in between, and `first_points` a point to the first point
@@ -70,9 +100,7 @@ class ModuleProbe:
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._points: dict[int, list[ProbePoint]] = {}  # the points of a tensor, by its id
-        self._producers: dict[
-            Any, list[ProbePoint]
-        ] = {}  # the points of a tensor, by its autograd node
+        self._producers: dict[Node, list[ProbePoint]] = {}  # by the autograd node of a tensor
         self._alive: list[torch.Tensor] = []  # keeps tensors alive, so that an id is not reused
 
     @contextmanager
@@ -96,8 +124,8 @@ class ModuleProbe:
             self._points.clear()
             self._producers.clear()
 
-    def _make_hooks(self, name: str) -> tuple[Any, Any]:
-        def before_call(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def _make_hooks(self, name: str) -> tuple[_BeforeCall, _AfterCall]:
+        def before_call(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if is_in_backward():  # a checkpointed module is called again
                 return
             # A wrapper and the module it wraps have one name; only the wrapper is recorded.
@@ -110,7 +138,7 @@ class ModuleProbe:
             for path, tensor in named_tensors([*args, kwargs] if kwargs else list(args)):
                 self._record(ProbePoint(Phase.FORWARD, Role.INPUT, name, call, path), tensor)
 
-        def after_call(_: nn.Module, __: Any, output: Any) -> None:
+        def after_call(_: nn.Module, __: tuple[object, ...], output: object) -> None:
             if is_in_backward():
                 return
             self._running.pop()
@@ -159,7 +187,7 @@ class ModuleProbe:
                 pending.extend(new)
         return origins
 
-    def _make_gradient_hook(self, points: list[ProbePoint]) -> Any:
+    def _make_gradient_hook(self, points: list[ProbePoint]) -> Callable[[torch.Tensor], None]:
         def record(gradient: torch.Tensor) -> None:
             copy = copy_full(gradient)
             for point in points:
@@ -168,13 +196,166 @@ class ModuleProbe:
         return record
 
 
-def copy_full(tensor: Any) -> torch.Tensor:
+def copy_full(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor; of a DTensor the full tensor, which all its ranks must request."""
     with torch.no_grad(), quiet_collectives():
-        is_distributed = isinstance(tensor, DTensor)
-        full: Any = tensor.detach()
-        full = full.full_tensor() if is_distributed else full
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = full.detach()
         if hasattr(full, "wait"):
             full = full.wait()
-        copy: torch.Tensor = full.clone()
-        return copy
+        return full.clone()
+
+
+@final
+class OpProbe:
+    """Records the full tensors that ops take and return in the code of one module.
+
+    Ops of the modules that it calls are left out. `consumers` maps the number of an op to the
+    ops that take its result.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.snapshots: dict[str, torch.Tensor] = {}
+        self.sources: dict[str, Source] = {}
+        self.numbers: dict[str, dict[str, float]] = {}
+        self.consumers: dict[int, set[int]] = {}
+        self.num_calls = 0
+        self._module = module
+        self._num_ops = 0
+        self._running: list[str] = []
+        self._producers: dict[int | None, frozenset[int]] = {}  # ops, by the address of a storage
+        self._unwritten: set[int | None] = set()  # addresses of storage without values yet
+        # Keeps storages alive, so that an address is not reused.
+        self._alive: list[torch.UntypedStorage] = []
+
+    @contextmanager
+    def attached(self, model: nn.Module, names: OriginalNames) -> Iterator[None]:
+        """Record until the context ends."""
+        handles = []
+        known: set[int] = set()
+        for name, module in names.modules(model):
+            if name in names.module_names and id(module) not in known:
+                known.add(id(module))
+                handles.append(module.register_forward_pre_hook(self._make_pre_hook(name)))
+                handles.append(module.register_forward_hook(self._after_call, always_call=True))
+        try:
+            with _OpMode(self):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._alive.clear()
+            self._producers.clear()
+            self._unwritten.clear()
+
+    def _make_pre_hook(self, name: str) -> Callable[..., None]:
+        def enter(*_: object) -> None:
+            is_wrapped = bool(self._running) and self._running[-1] == name
+            self._running.append(name)
+            is_call = name == self._module and not is_wrapped and not is_in_backward()
+            self.num_calls += is_call
+
+        return enter
+
+    def _after_call(self, *_: object) -> None:
+        self._running.pop()
+
+    def run(
+        self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        """Run an op, and record it if it is called in the module's own code."""
+        is_there = bool(self._running) and self._running[-1] == self._module
+        if not is_there or not is_overload(func) or is_in_backward():
+            return func(*args, **kwargs)
+        arguments = dict(named_tensors([*args, kwargs] if kwargs else list(args)))
+        producers = frozenset().union(
+            *(self._producers.get(_address(tensor), ()) for tensor in arguments.values())
+        )
+        if _is_data_movement(func):
+            result = func(*args, **kwargs)
+            self._remember(result, producers)
+            if op_packet(func).__name__ in _ALLOCATIONS:
+                self._unwritten.update(_address(tensor) for _, tensor in named_tensors(result))
+                self._unwritten.discard(None)
+            elif op_schema(func).is_mutable:
+                self._unwritten.difference_update(map(_address, arguments.values()))
+            return result
+        point = ProbePoint(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
+        self._num_ops += 1
+        source = read_stack(sys._getframe(2)).source
+        named = name_arguments(func, args, kwargs)
+        self.numbers[point.encode()] = {k: v for k, v in named.items() if isinstance(v, float)}
+        written = {
+            path: tensor
+            for path, tensor in arguments.items()
+            if _address(tensor) not in self._unwritten
+        }
+        self._record(point, written, source)  # before the op can change them
+        self._unwritten.difference_update(map(_address, arguments.values()))
+        result = func(*args, **kwargs)
+        self._record(point._replace(role=Role.OUTPUT), dict(named_tensors(result)), source)
+        for producer in producers:
+            self.consumers.setdefault(producer, set()).add(point.call)
+        self._remember(result, frozenset({point.call}))
+        return result
+
+    def _record(
+        self, point: ProbePoint, tensors: Mapping[str, torch.Tensor], source: Source | None
+    ) -> None:
+        for path, tensor in tensors.items():
+            name = point._replace(path=path).encode()
+            self.snapshots[name] = copy_full(tensor)
+            if source is not None:
+                self.sources[name] = source
+
+    def _remember(self, result: object, producers: frozenset[int]) -> None:
+        for _, tensor in named_tensors(result):
+            address = _address(tensor)
+            if address is not None:
+                self._producers[address] = producers
+                self._alive.append(tensor.untyped_storage())
+
+
+@final
+class _OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True  # torch would refuse to run them
+
+    def __init__(self, probe: OpProbe) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._probe = probe
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return self._probe.run(func, args, kwargs or {})
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    if type(tensor) is not torch.Tensor and type(tensor) is not nn.Parameter:
+        return None  # a subclass has no storage of its own
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_data_movement(func: OpOverload) -> bool:
+    return "c10d" in func.namespace or op_packet(func).__name__ in _DATA_MOVEMENT
+
+
+@final
+@dataclass(frozen=True)
+class ProbeSpec:
+    """What a rank records, in a form that can be sent to another process.
+
+    Every module, or, with `ops_in`, every op in the code of that module. `renamed` maps a rank
+    to the original's names of its modules that have other names.
+    """
+
+    ops_in: str | None = None
+    renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+
+    def make_probe(self) -> Probe:
+        """A probe that records it."""
+        return ModuleProbe() if self.ops_in is None else OpProbe(self.ops_in)

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
-from shardscope.parallel.equivalence.result import StepResult
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant
-from shardscope.parallel.equivalence.step import Task
-from shardscope.parallel.parity.probe_spec import ProbeSpec
-from shardscope.parallel.parity.ranks import share_equal_tensors
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    StepResult,
+    Task,
+    Variant,
+)
+from shardscope.parallel.parity.eager_version import share_equal_tensors
+from shardscope.parallel.parity.probe import ProbeSpec
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated
@@ -108,7 +111,7 @@ class Processes:
             with suppress(OSError):  # a process that has ended is reported below
                 pipe.send((self._num_runs, variant, probe_spec))
         self._await()
-        first: dict[Any, torch.Tensor] = {}
+        first: dict[tuple[int, str], torch.Tensor] = {}
         return [
             share_equal_tensors(_load(self._result_path(self._num_runs, rank)), first)
             for rank in range(len(self._ranks))

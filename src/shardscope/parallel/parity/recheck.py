@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from shardscope.numerics.noise import epsilon, measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence.compare import (
+from shardscope.parallel.equivalence import (
+    Key,
     TensorComparison,
     compare_case,
     describe_dtype,
     name_dtype,
 )
-from shardscope.parallel.equivalence.result import Key
 from shardscope.parallel.parity.causes import explain
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 
@@ -45,7 +44,7 @@ def _is_coarse(result: TensorComparison) -> bool:
     if floor is None or reference is None:
         return False
     is_noisy = result.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
-    return epsilon(result.dtype or reference.dtype) > _COARSE or is_noisy
+    return result.epsilon > _COARSE or is_noisy
 
 
 def recheck_fp64(
@@ -174,10 +173,10 @@ def _has_same_samples(result: TensorComparison) -> bool:
     if target is None or floor is None or target.ndim < 2 or target.shape[dim] > _MAX_SAMPLES:
         return False
     wanted = target.movedim(dim, 0).flatten(1)
-    for full in result.full:
-        samples = to_fp64_on_cpu(full).movedim(dim, 0).flatten(1)
+    for full in result.full_in_fp64():
+        samples = full.movedim(dim, 0).flatten(1)
         nearest = torch.cdist(samples, wanted).argmin(1)
         is_each = len(torch.unique(nearest)) == len(wanted)
-        if not is_each or not floor.allows(measure(samples, wanted[nearest])):
+        if not is_each or not floor.covers(samples, wanted[nearest]):
             return False
     return True

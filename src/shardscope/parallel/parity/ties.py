@@ -12,10 +12,12 @@ from typing import final
 
 import torch
 
-from shardscope.numerics.noise import measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence.compare import TensorComparison
-from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.parity.causes import Explanation
+from shardscope.parallel.equivalence import (
+    StepResult,
+    TensorComparison,
+    tie_names,
+)
+from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect
 
 
@@ -134,10 +136,7 @@ def _is_same_on_copies(tie: BrokenTie, gradients: Sequence[TensorComparison]) ->
             for pair in zip(full[0], copy_gradients, strict=True)
         ]
     limit = floor.scale_by(4.0)
-    return all(
-        limit.allows(measure(to_fp64_on_cpu(gradient), to_fp64_on_cpu(copy_gradient)))
-        for gradient, copy_gradient in pairs
-    )
+    return all(limit.covers(gradient, copy_gradient) for gradient, copy_gradient in pairs)
 
 
 def _is_sum_of_copies(gradients: Sequence[TensorComparison], *, is_over_ranks: bool) -> bool:
@@ -146,6 +145,7 @@ def _is_sum_of_copies(gradients: Sequence[TensorComparison], *, is_over_ranks: b
     if first.case.target is None or first.case.floor is None or not all(r.full for r in gradients):
         return False
     tensors = first.full if is_over_ranks else [result.full[0] for result in gradients]
-    parts = {id(tensor): to_fp64_on_cpu(tensor) for tensor in tensors}
-    total = torch.stack(list(parts.values())).sum(0)
-    return first.case.floor.scale_by(4.0).allows(measure(total, first.case.target))
+    # Ranks with equal gradients share a tensor, which is one part of the sum.
+    parts = torch.stack([*{id(tensor): tensor for tensor in tensors}.values()])
+    total = parts.to(torch.promote_types(parts.dtype, torch.float64)).sum(0)
+    return first.case.floor.scale_by(4.0).covers(total, first.case.target)

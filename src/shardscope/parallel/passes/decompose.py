@@ -11,10 +11,10 @@ from torch import fx
 from torch.export import default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardscope._torch.dispatch import is_overload, op_schema
+from shardscope._torch.dispatch import is_overload, name_arguments, op_schema
 from shardscope.parallel.ir.graph import OpNode, Value, map_nest, values_in
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
-from shardscope.parallel.passes.from_export import lower_op, name_arguments, read_result
+from shardscope.parallel.passes.from_export import lower_op, read_result
 from shardscope.parallel.sharding_rules.lookup import find_decomposition
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 
-from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
+from shardscope._torch.dispatch import is_higher_order, is_overload, name_arguments, op_schema
 from shardscope._torch.export import expression_of
 from shardscope.attribution.call_sites import user_line
 from shardscope.parallel.ir.graph import (
@@ -374,21 +374,6 @@ def lower_op(op: Any) -> Any:
     Kernels may return other strides than those that the program was traced with.
     """
     return torch.ops.aten.reshape.default if op is torch.ops.aten.view.default else op
-
-
-def name_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by the schema's names, defaults filled in; by position where there is no schema."""
-    if not is_overload(op):
-        return {**{str(i): value for i, value in enumerate(args)}, **kwargs}
-    named = {}
-    for index, argument in enumerate(op_schema(op).arguments):
-        if index < len(args):
-            named[argument.name] = args[index]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        elif argument.has_default_value():
-            named[argument.name] = argument.default_value
-    return named
 
 
 def read_result(name: str, val: Any, sizes: OpenSizes | None = None) -> Any:

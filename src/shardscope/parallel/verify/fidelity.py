@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from shardscope._torch.dispatch import TorchDispatchMode
 from shardscope._torch.export import flatten, unflatten
 from shardscope.errors import ParallelError
-from shardscope.numerics.fp64 import perturb_ulp_
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
-from shardscope.parallel.equivalence.runs import MeanRngMode
-from shardscope.parallel.equivalence.step import named_buffers, named_parameters
+from shardscope.numerics import perturb_ulp_
+from shardscope.parallel.equivalence import (
+    MeanRngMode,
+    StepResult,
+    compare,
+    named_buffers,
+    named_parameters,
+)
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.passes.capture import WithLoss, expand_objects
 from shardscope.record import FINE, TensorKind
@@ -29,7 +32,7 @@ from shardscope.record import FINE, TensorKind
 def check_export_fidelity(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: Any,
+    example: object,
     trained: Sequence[str],
     captured: Callable[[], StepResult],
 ) -> None:
@@ -40,9 +43,9 @@ def check_export_fidelity(
     """
     with MeanRngMode(), _PassDropoutGradient():  # type: ignore[no-untyped-call]
         expected = _run_model(original, graph, example, trained)
-        perturbed_runs = _run_model(original, graph, example, trained, is_jittered=True)
+        perturbed = _run_model(original, graph, example, trained, is_perturbed=True)
         actual = captured()
-    verdicts = compare(expected, None, actual, perturbed_runs=[(perturbed_runs, None)])
+    verdicts = compare(expected, None, actual, perturbed_runs=[(perturbed, None)])
     wrong = [verdict for verdict in verdicts if verdict.agreement not in FINE]
     if not wrong:
         return
@@ -63,16 +66,16 @@ def check_export_fidelity(
 def _run_model(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: Any,
+    example: object,
     trained: Sequence[str],
     *,
-    is_jittered: bool = False,
+    is_perturbed: bool = False,
 ) -> StepResult:
     model = original()
     leaves, tree = flatten(example)
     inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = unflatten(inputs, tree)
-    if is_jittered:
+    if is_perturbed:
         args, kwargs = perturb_ulp_(model, (args, kwargs))
     old_buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(model)}
     torch.manual_seed(0)
@@ -116,9 +119,17 @@ class _PassDropoutGradient(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True  # torch raises for them otherwise
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func is torch.ops.aten.native_dropout_backward.default:
-            return args[0].clone()
+            gradient = args[0]
+            assert isinstance(gradient, Tensor)
+            return gradient.clone()
         return func(*args, **(kwargs or {}))
 
 

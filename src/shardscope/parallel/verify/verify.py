@@ -17,9 +17,12 @@ from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.export import flatten
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.errors import ParallelError
-from shardscope.numerics.fp64 import fp64_mode, perturb_ulp, to_fp64
-from shardscope.parallel.equivalence.compare import compare
-from shardscope.parallel.equivalence.result import StepResult
+from shardscope.numerics import fp64_mode, perturb_ulp, to_fp64
+from shardscope.parallel.equivalence import (
+    Runs,
+    StepResult,
+    compare,
+)
 from shardscope.parallel.ir.graph import Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.placements import Replicate, Shard
@@ -27,6 +30,9 @@ from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, 
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.verify.lockstep import run_in_lockstep
 from shardscope.record import TensorVerdict
+
+RunSingle = Callable[[Sequence[Any]], StepResult]
+"""Runs the single-device program on its arguments."""
 
 
 @final
@@ -43,6 +49,10 @@ class Trial:
     ranks: Mapping[int, fx.GraphModule]
     gradients: tuple[str, ...] = ()
     names: tuple[str | None, ...] | None = None  # of the outputs; those without one are left out
+
+    def run_single(self, values: Sequence[Any]) -> StepResult:
+        """The results of the single-device program, by name."""
+        return self.outcome(self.single(*values))
 
     def outcome(self, results: Sequence[Any]) -> StepResult:
         """The results of a run, by name."""
@@ -63,41 +73,56 @@ class Trial:
 def compare_ranks_with_single(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
     """Compare each output, gradient and changed buffer; `values` are the program's arguments."""
     with preserved_random_state(), torch.no_grad():
-        reference = _run_original(trial, values)
-        fp64 = _run_fp64(trial, values)
-        jittered_values = perturb_ulp(values)
-        perturbed_runs = [(_run_single(trial, jittered_values), _run_fp64(trial, jittered_values))]
+        runs = run_single_device(trial.run_single, values)
         ranks = run_ranks(trial, values)
-    return compare(reference, fp64, ranks, perturbed_runs=perturbed_runs, sizes=trial.mesh.sizes)
+    return compare(
+        runs.reference,
+        runs.fp64,
+        ranks,
+        perturbed_runs=runs.perturbed_runs,
+        sizes=trial.mesh.sizes,
+    )
 
 
 def run_captured(trial: Trial, values: Sequence[Any]) -> StepResult:
     """Run the exported program, before it is partitioned."""
     with torch.no_grad():
-        return _run_original(trial, values)
+        return _run_original(trial.run_single, values)
 
 
-def _run_original(trial: Trial, values: Sequence[Any]) -> StepResult:
+def run_single_device(run: RunSingle, values: Sequence[Any]) -> Runs:
+    """The single device's runs that noise floors are measured with.
+
+    `run` gets a copy of the program's arguments `values`: as they are, and changed by one unit in
+    the last place, both also in double precision.
+    """
+    reference = _run_original(run, values)
+    fp64 = _run_fp64(run, values)
+    perturbed = perturb_ulp(values)
+    return Runs(reference, fp64, ((_run(run, perturbed), _run_fp64(run, perturbed)),))
+
+
+def _run_original(run: RunSingle, values: Sequence[Any]) -> StepResult:
     with explained(
         "torch.export's program of the model fails on these inputs, before it is partitioned",
         "Check that torch.export.export(model, args).module()(*args) works, or pass verify=False.",
     ):
-        return _run_single(trial, values)
+        return _run(run, values)
 
 
-def _run_fp64(trial: Trial, values: Sequence[Any]) -> StepResult | None:
+def _run_fp64(run: RunSingle, values: Sequence[Any]) -> StepResult | None:
     """Run the single-device program in double precision; None if a kernel does not support it."""
     try:
-        return _run_single(trial, values, is_fp64=True)
+        return _run(run, values, is_fp64=True)
     except Exception:  # noqa: BLE001 - whatever it is, the run in the model's own dtype goes on
         return None
 
 
-def _run_single(trial: Trial, values: Sequence[Any], *, is_fp64: bool = False) -> StepResult:
+def _run(run: RunSingle, values: Sequence[Any], *, is_fp64: bool = False) -> StepResult:
     torch.manual_seed(0)
     arguments = [_copy(value, is_fp64) for value in values]
     with fp64_mode(torch.get_default_dtype()) if is_fp64 else nullcontext():
-        return trial.outcome(trial.single(*arguments))
+        return run(arguments)
 
 
 def run_ranks(trial: Trial, values: Sequence[Any], *, seed: int = 0) -> list[StepResult]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Protocol
 
 from shardscope.compile.diagnose.accuracy.outcome import Outcome
 from shardscope.compile.diagnose.subgraph.runs import Result
-from shardscope.numerics.noise import Values, Verdict, dense_local, find_rms, to_fp64_on_cpu
-from shardscope.numerics.verdict import compare
+from shardscope.numerics import Values, Verdict, compare, find_distance
 from shardscope.record import Condition, Phase
 
 Part = Callable[[Result], Values]
@@ -145,10 +141,12 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
     """Whether a run deviates from eager by no more than eager runs do from each other."""
     for part in (_values, _gradients):
         for name, eager_value in part(eager).items():
-            spread = [_distance(part(run)[name], eager_value) for run in again if name in part(run)]
+            spread = [
+                find_distance(part(run)[name], eager_value) for run in again if name in part(run)
+            ]
             if name not in part(compiled) or not spread:
                 return False
-            if _distance(part(compiled)[name], eager_value) > _SPREAD * max(spread):
+            if find_distance(part(compiled)[name], eager_value) > _SPREAD * max(spread):
                 return False
     return True
 
@@ -156,23 +154,9 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
 def _is_different_error(first: Result, second: Result, eager: Result) -> bool:
     """Whether two wrong runs are wrong in different ways."""
     return any(
-        _distance(part(second)[name], part(first)[name])
-        > _OF_ITS_ERROR * _distance(part(first)[name], eager_value)
+        find_distance(part(second)[name], part(first)[name])
+        > _OF_ITS_ERROR * find_distance(part(first)[name], eager_value)
         for part in (_values, _gradients)
         for name, eager_value in part(eager).items()
         if name in part(first) and name in part(second)
-    )
-
-
-def _distance(left: Any, right: Any) -> float:
-    """The RMS distance of two values; infinite if their types, shapes or dtypes differ."""
-    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
-        return 0.0 if type(left) is type(right) else math.inf
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return math.inf
-    if left.is_meta:
-        return 0.0
-    return find_rms(
-        to_fp64_on_cpu(dense_local(left)).nan_to_num()
-        - to_fp64_on_cpu(dense_local(right)).nan_to_num()
     )

@@ -47,8 +47,14 @@ from shardscope.compile.diagnose.subgraph.runs import (
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.compile.diagnose.subgraph.values import find_leaf, is_computed, make_computed
 from shardscope.errors import ShardscopeError
-from shardscope.numerics.fp64 import convert_model_to_fp64, fp64_mode, main_dtype, to_fp64
-from shardscope.numerics.rounding import RandomRounding, RngUseMode
+from shardscope.numerics import (
+    RandomRounding,
+    RngUseMode,
+    convert_model_to_fp64,
+    fp64_mode,
+    main_dtype,
+    to_fp64,
+)
 from shardscope.record import Condition, SuspectOp
 
 NamedValue = tuple[str, Any]

@@ -43,7 +43,7 @@ from shardscope.compile.diagnose.subgraph.runs import (
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
-from shardscope.numerics.rounding import RngUseMode
+from shardscope.numerics import RngUseMode
 from shardscope.record import Condition, Phase
 
 

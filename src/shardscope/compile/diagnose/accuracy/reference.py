@@ -21,10 +21,7 @@ from shardscope.compile.diagnose.subgraph.runs import (
 )
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.errors import CompileError
-from shardscope.numerics.fp64 import fp64_mode, to_fp64
-from shardscope.numerics.noise import dense_local
-from shardscope.numerics.rounding import RandomRounding, RngUseMode
-from shardscope.numerics.verdict import is_same
+from shardscope.numerics import RandomRounding, RngUseMode, fp64_mode, is_changed, to_fp64
 
 Call = Callable[[Sequence[Any]], Any]
 
@@ -121,7 +118,7 @@ class SubgraphRuns:
         """Inputs that a run changed in place, and those that eager execution changes."""
         before, after = name_inputs(self.subgraph.inputs), name_inputs(inputs)
         is_first = self._changed is None
-        changed = {name for name, tensor in after.items() if _is_changed(tensor, before[name])}
+        changed = {name for name, tensor in after.items() if is_changed(tensor, before[name])}
         if is_first:
             self._changed = changed
         watched = changed | (self._changed or set())
@@ -149,12 +146,6 @@ class SubgraphRuns:
 
     def _run_graph(self, inputs: Sequence[Any]) -> Any:
         return self.subgraph.graph(*inputs)
-
-
-def _is_changed(after: Tensor, before: Tensor) -> bool:
-    if after.dtype != before.dtype or after.is_meta:
-        return False
-    return not is_same(dense_local(after), dense_local(before))
 
 
 def _name_changed_input(name: str) -> str:

@@ -13,7 +13,7 @@ from shardscope.compile.diagnose.repro.literals import exchange_names
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.worker import harness
 from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME
-from shardscope.numerics.standalone import check, comparison_source
+from shardscope.numerics import check, comparison_source
 from shardscope.record import Condition
 
 EXIT_PASSES, EXIT_FAILS = 0, 1

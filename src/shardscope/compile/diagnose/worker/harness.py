@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from shardscope.compile.diagnose.worker.session_clock import SessionClock
-from shardscope.numerics.standalone import check
+from shardscope.numerics import check
 
 __all__ = [
     "SessionClock",

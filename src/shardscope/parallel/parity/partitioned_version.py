@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope._torch.export import flatten, unflatten
 from shardscope._torch.snapshot import preserved_random_state
-from shardscope.numerics.fp64 import to_fp64
 from shardscope.parallel.api import partition_by_plan
-from shardscope.parallel.equivalence.result import StepResult, named_tensors
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
-from shardscope.parallel.equivalence.step import (
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    StepResult,
     Task,
+    Variant,
     call_model,
+    copy_model,
     default_loss,
     named_buffers,
     named_parameters,
+    named_tensors,
 )
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.findings import Problem
 from shardscope.parallel.parity.pipeline import ParityResult
-from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.problems import Problem
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values
 from shardscope.record import TOLERABLE, Phase, TensorKind
+
+T = TypeVar("T")
 
 
 @final
@@ -43,24 +47,22 @@ class PartitionedVersion:
 
     model: nn.Module
     axes: Mapping[str, int]
-    plan: Any
+    plan: object  # in any form that `parallelize` takes
     task: Task
-    user_model: (
-        nn.Module | ExportedProgram
-    )  # as the user passed it: the model, or its exported program
+    user_model: nn.Module | ExportedProgram  # as the user passed it
 
     @cached_property
     def program(self) -> ParallelProgram:
         """The partitioned model with its loss; it returns the loss, then the model's outputs."""
         return self._partition(self.axes)
 
-    def _partition(self, mesh: Any) -> ParallelProgram:
+    def _partition(self, mesh: DeviceMesh | Mapping[str, int]) -> ParallelProgram:
         """Partition the model with its loss, or an exported program, which has only a forward."""
         if isinstance(self.user_model, ExportedProgram):
             return partition_by_plan(self.user_model, mesh, self.plan)
         args, kwargs = _arguments(self.task.inputs)
         is_training = self._has_loss()
-        loss_fn: Any = self._loss_and_output if is_training else _no_loss
+        loss_fn: Callable[..., Any] = self._loss_and_output if is_training else _no_loss
         program = export_with_loss(self.user_model, loss_fn, args, kwargs, ())
         return partition_by_plan(program, mesh, self.plan, is_training=is_training)
 
@@ -80,7 +82,7 @@ class PartitionedVersion:
         """The result of each rank; `probe_spec` is unused, as `find_problem` compares every op."""
         model_copy = copy_model(self.model)
         with variant.applied(model_copy, self.task) as applied:
-            values = self._values(model_copy, applied.inputs, is_fp64=variant.is_fp64)
+            values = self._values(model_copy, applied.inputs, variant)
             with torch.no_grad():
                 return run_ranks(self._trial, values, seed=self.task.seed)
 
@@ -91,11 +93,11 @@ class PartitionedVersion:
         program, model_copy, rank = self._partition(mesh), copy_model(self.model), dist.get_rank()
         graph = program.joint().graph_module if program.is_training else program.forward()
         with variant.applied(model_copy, self.task) as applied, torch.no_grad():
-            values = self._values(model_copy, applied.inputs, is_fp64=variant.is_fp64)
+            values = self._values(model_copy, applied.inputs, variant)
             local_values = shard_values(program.graph, program.mesh, values)[rank]
             torch.manual_seed(self.task.seed)
             results = graph(*local_values)
-        results_by_rank: list[Any] = [None] * dist.get_world_size()
+        results_by_rank: list[list[object]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(results_by_rank, list(results))
         trial = program.make_trial(self._output_names(), is_run=False)
         return trial.outcome(join_results(trial, dict(enumerate(results_by_rank)))[rank])
@@ -113,7 +115,7 @@ class PartitionedVersion:
         cause = explain(wrong[0], self.axes)
         name = wrong[0].case.name or "the output"
         kind = "The gradient of " if wrong[0].case.kind is TensorKind.GRADIENT else ""
-        fact = f"{kind}{name} of the partitioned program differs. {cause.state()}".strip()
+        fact = f"{kind}{name} of the partitioned program differs. {cause.to_sentence()}".strip()
         remedy = "Leave this module out of the plan, and please report the bug."
         if divergence is None:
             remedy = "Please report the bug; until it is fixed, shard fewer modules."
@@ -140,9 +142,10 @@ class PartitionedVersion:
             output = call_model(copy_model(self.model), self.task.copy_inputs())
         return any(tensor.requires_grad for _, tensor in named_tensors(output))
 
-    def _loss_and_output(self, output: Any) -> Any:
-        losses = default_loss(output) if self.task.loss is None else [self.task.loss(output)]
-        return sum(losses), output
+    def _loss_and_output(self, output: T) -> tuple[object, T]:
+        if self.task.loss is None:
+            return sum(default_loss(output)), output
+        return self.task.loss(output), output
 
     @cached_property
     def _trial(self) -> Trial:
@@ -158,13 +161,12 @@ class PartitionedVersion:
         names = {id(tensor): name for name, tensor in named_tensors(output)}
         return [names.get(id(tensor)) for tensor in placeholders]
 
-    def _values(self, model: nn.Module, inputs: Any, *, is_fp64: bool = False) -> list[Any]:
-        state = dict(self.program.source.constants)
-        if is_fp64:
-            state = {
-                name: to_fp64(value) if isinstance(value, Tensor) else value
-                for name, value in state.items()
-            }
+    def _values(
+        self, model: nn.Module, inputs: object, variant: Variant = AS_IT_IS
+    ) -> list[object]:
+        """The arguments of the program: constants, parameters and buffers, and inputs."""
+        constants = self.program.source.constants.items()
+        state = {name: variant.convert(value) for name, value in constants}
         state |= dict(named_buffers(model)) | dict(named_parameters(model))
         inputs_in_order = iter(flatten(_arguments(inputs))[0])
         return [
@@ -173,11 +175,11 @@ class PartitionedVersion:
         ]
 
 
-def _no_loss(output: Any) -> tuple[None, Any]:
+def _no_loss(output: T) -> tuple[None, T]:
     return None, output
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(inputs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """The inputs as arguments and keyword arguments, as `call_model` passes them."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

@@ -7,8 +7,7 @@ import enum
 import pytest
 import torch
 
-from shardscope.numerics.noise import Verdict
-from shardscope.numerics.verdict import compare, compare_value
+from shardscope.numerics import Verdict, compare, compare_value
 from shardscope.record import Condition
 from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG, Rewrite, Triple, numbers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -17,21 +17,26 @@ from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import seed_generators
 from shardscope.errors import ParityError
-from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
-from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
-from shardscope.parallel.equivalence.step import (
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    Key,
     OriginalNames,
+    Region,
+    StepResult,
     Task,
+    Variant,
+    copy_model,
     execute,
     named_parameters,
     shard_batch,
+    tie_names,
 )
-from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.record import TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
 
-Parallelize = Callable[[nn.Module, DeviceMesh], Any]
-"""Shards a model, in place or by returning another, as TARGETs do."""
+Parallelize = Callable[[nn.Module, DeviceMesh], object]
+"""The user's function that shards a model on a mesh, in place or by returning another model."""
 
 
 @final
@@ -60,7 +65,7 @@ class EagerVersion:
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
     ) -> list[StepResult]:
         """The result of each rank; all ranks run in this process."""
-        first: dict[Any, torch.Tensor] = {}
+        first: dict[tuple[int, str], torch.Tensor] = {}
 
         def run(_: int, mesh: DeviceMesh) -> StepResult:
             return share_equal_tensors(run_rank(self, mesh, variant, probe_spec), first)
@@ -155,17 +160,17 @@ class _Gatherer:
         self.regions: dict[Key, Region] = {}  # the part of gathered tensors that this rank stores
 
     def __call__(self, kind: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        dtensor_names = [name for name, tensor in named.items() if isinstance(tensor, DTensor)]
-        names_by_rank: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(names_by_rank, dtensor_names, group=self._group)
-        common = set(dtensor_names).intersection(*names_by_rank)
+        dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
+        names_by_rank: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(names_by_rank, list(dtensors), group=self._group)
+        common = set(dtensors).intersection(*names_by_rank)
         full: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
         with quiet_collectives(), torch.no_grad():
             for name in names_by_rank[0]:
-                if name in common and id(named[name]) not in full:
-                    full[id(named[name])] = _make_full(named[name])
+                if name in common and id(dtensors[name]) not in full:
+                    full[id(dtensors[name])] = _make_full(dtensors[name])
             for name in common:
-                region = _find_region(named[name], full[id(named[name])])
+                region = _find_region(dtensors[name], full[id(dtensors[name])])
                 if region is not None:
                     self.regions[kind, name] = region
         return {
@@ -174,12 +179,12 @@ class _Gatherer:
         }
 
 
-def _make_full(tensor: Any) -> torch.Tensor:
-    full: torch.Tensor = tensor.detach().full_tensor()
+def _make_full(tensor: DTensor) -> torch.Tensor:
+    full = tensor.full_tensor().detach()
     return full.wait() if hasattr(full, "wait") else full
 
 
-def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
+def _find_region(tensor: DTensor, full: torch.Tensor) -> Region | None:
     """The part of a DTensor that this rank stores; None if unknown, as for partial sums.
 
     Where two mesh axes shard one dim, either may come first, so the values decide.
@@ -204,15 +209,14 @@ def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
     return None
 
 
-def _to_local(tensor: Any) -> torch.Tensor:
-    """The local tensor of a DTensor that not all ranks have."""
-    local: torch.Tensor = tensor
-    if isinstance(tensor, DTensor):
-        local = tensor.to_local().detach()
-    return local
+def _to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor that not all ranks have; other tensors unchanged."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
-def share_equal_tensors(step_result: StepResult, first: dict[Any, torch.Tensor]) -> StepResult:
+def share_equal_tensors(
+    step_result: StepResult, first: dict[tuple[int, str], torch.Tensor]
+) -> StepResult:
     """The result with tensors equal to an earlier rank's replaced by those, to save memory."""
     groups = (
         step_result.gradients,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardscope.numerics.standalone import comparison_source
+from shardscope.numerics import comparison_source
 from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG
 
 

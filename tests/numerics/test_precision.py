@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardscope.numerics.rounding import RandomRounding
+from shardscope.numerics import RandomRounding
 from verdict_cases import numbers
 
 
@@ -92,3 +92,13 @@ def test_what_the_program_draws_is_left_alone():
     with RandomRounding(1):
         _ = X / 3
         assert torch.equal(torch.rand(5), plain)
+
+
+def test_running_statistics_in_double_precision_are_updated_once():
+    norm = torch.nn.BatchNorm1d(4).double()
+    perturbed = torch.nn.BatchNorm1d(4).double()
+    x = numbers(8, 4).double()
+    norm(x)
+    with RandomRounding(1):
+        perturbed(x)
+    torch.testing.assert_close(perturbed.running_mean, norm.running_mean, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,58 @@
+"""Where a parallel version diverges from the original: the first code whose result differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+import torch
+
+from shardscope.parallel.equivalence import Layout, TensorComparison
+from shardscope.record import Phase
+
+
+class OriginKind(StrEnum):
+    """The kind of tensor that differs first."""
+
+    OUTPUT = "output"  # of a module
+    INPUT = "input"  # of a module; computed by its caller
+    GRADIENT_OF_INPUT = "gradient of input"  # of a module; returned by its backward
+    GRADIENT_OF_OUTPUT = "gradient of output"  # of a module; from the code of its caller
+    GRADIENT_OF_PARAMETER = "gradient of parameter"  # the gradient of its module's output agrees
+    LOSS = "loss"  # the gradient of the model's own output
+    BUFFER = "buffer"  # all other tensors agree
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where the versions diverge: code whose inputs agree and whose result differs.
+
+    `module` is the module whose code it is, None outside the model; `named_module` is the
+    module whose input, output or parameter differs. `is_first` means that all tensors it is
+    computed from agree.
+    """
+
+    kind: OriginKind
+    module: str | None
+    comparison: TensorComparison
+    named_module: str = ""
+    path: str = ""
+    is_first: bool = True
+    inputs: tuple[
+        torch.Tensor, ...
+    ] = ()  # of the module on the single device, if its output differs
+    outer: Origin | None = None  # the output of its caller, if that differs too
+    own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
+
+    @property
+    def phase(self) -> Phase:
+        """Forward or backward."""
+        is_forward = self.kind in (OriginKind.OUTPUT, OriginKind.INPUT)
+        return Phase.FORWARD if is_forward else Phase.BACKWARD
+
+
+def is_within(module: str, outer: str) -> bool:
+    """Whether a module, or a name in it, is `outer` or inside it."""
+    return not outer or module == outer or module.startswith(f"{outer}.")

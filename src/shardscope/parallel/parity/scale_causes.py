@@ -1,0 +1,168 @@
+"""Recognizes tensors that are a multiple of the right one, or off by a bias or a residual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from shardscope.parallel.parity.evidence import (
+    Evidence,
+    find_median_ratio,
+    list_sizes,
+    sharding_axes,
+)
+from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
+from shardscope.record import Suspect
+
+
+def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
+    """The same factor on all ranks."""
+    ratios = [find_median_ratio(tensor, evidence.target) for tensor in evidence.ranks]
+    ratio = ratios[0]
+    if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
+        return
+    if not all(
+        rank_ratio is not None and math.isclose(rank_ratio, ratio, rel_tol=1e-6)
+        for rank_ratio in ratios
+    ):
+        return
+    if all(
+        evidence.is_near(tensor, evidence.target * ratio, abs(ratio)) for tensor in evidence.ranks
+    ):
+        yield _describe_ratio(ratio, evidence.axes)
+
+
+def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
+    """The explanation of a tensor that is `ratio` times as large as it should be."""
+    for names, size in list_sizes(axes):
+        over = " and ".join(names)
+        if _is_near_number(ratio, size):
+            predicate = (
+                f"is {size} times as large as it should be, and {size} is the size of {over}"
+            )
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
+            )
+        if _is_near_number(1 / ratio if ratio else 0.0, size):
+            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
+            )
+    predicate = f"is {ratio:.4g} times what it should be"
+    return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
+
+
+def _is_near_number(ratio: float, number: int) -> bool:
+    return math.isclose(ratio, number, rel_tol=1e-2)
+
+
+def find_ratio_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
+    """Shards with a different factor on each rank, such as means over different counts."""
+    case, layout = evidence.case, evidence.layout
+    if case.floor is None:
+        return  # integers, such as positions and counts, are not scaled
+    if layout is not None and not case.calls:
+        shards = evidence.shards
+        parts = layout.split(evidence.target, shards)
+        yield from _match_ratios(evidence, shards, parts, sharding_axes(layout, evidence.axes))
+    if layout is None and evidence.are_identical():
+        for name, size, dim in evidence.sharded_dims():
+            wanted = evidence.target.chunk(size, dim)
+            if 1 < size == len(wanted):
+                chunks = evidence.ranks[0].chunk(size, dim)
+                yield from _match_ratios(evidence, chunks, wanted, (name,))
+
+
+def _match_ratios(
+    evidence: Evidence,
+    shards: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
+    axes: tuple[str, ...],
+) -> Iterator[Explanation]:
+    ratios = []
+    for shard, part in zip(shards, parts, strict=True):
+        ratio = find_median_ratio(shard, part)
+        is_near = ratio is not None and evidence.is_near(shard, part * ratio, abs(ratio))
+        is_zero = ratio is None and not bool(shard.any())
+        if not is_near and not is_zero:
+            return
+        ratios.append(ratio)
+    known = [(rank, ratio) for rank, ratio in enumerate(ratios) if ratio is not None]
+    if len({round(ratio, 6) for _, ratio in known}) > 1:
+        listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:MAX_LISTED])
+        more = ", …" if len(known) > MAX_LISTED else ""
+        clause = f"each rank's shard is off by a different factor: {listed}{more}"
+        yield Explanation(Suspect.SCALED, clause, axes)
+
+
+def find_bias_multiple(evidence: Evidence, value: torch.Tensor, scale: float = 1.0) -> float | None:
+    """How many times a bias was added too often along the last dim, if that explains all."""
+    rows = evidence.target.numel() // max(1, evidence.target.shape[-1] if value.ndim else 1)
+    if value.ndim < 2 or rows < 2:
+        return None
+    row = (value - evidence.target).flatten(0, -2).mean(0)
+    for bias in evidence.biases:
+        times = float(row @ bias) / max(float(bias @ bias), 1e-300)
+        if times and evidence.is_near(value - times * bias, evidence.target, scale):
+            return times
+    return None
+
+
+def find_bias(evidence: Evidence) -> Iterator[Explanation]:
+    """A bias that no rank adds, or that every rank adds, or that alone is not reduced twice."""
+    if not evidence.are_identical():
+        return
+    times = find_bias_multiple(evidence, evidence.ranks[0])
+    if times is not None and times < 0:
+        yield Explanation(Suspect.STALE, "the bias is missing")
+    elif times is not None:
+        yield Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            reduction="sum",
+            predicate="is off by a multiple of the bias, which every rank adds before the "
+            "reduction",
+        )
+    for _, size in list_sizes(evidence.axes):
+        for ratio in (float(size), 1 / size):
+            rest = evidence.ranks[0] - (ratio - 1) * evidence.target
+            if find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
+                explanation = _describe_ratio(ratio, evidence.axes)
+                yield replace(
+                    explanation,
+                    clause=f"apart from the bias {explanation.describe()}",
+                    predicate="",
+                )
+
+
+def find_residual(evidence: Evidence) -> Iterator[Explanation]:
+    """The module's own input, which was added too often, or not at all."""
+    if not evidence.are_identical():
+        return
+    for residual in evidence.inputs:
+        scale = float((residual * residual).sum())
+        times = float(((evidence.ranks[0] - evidence.target) * residual).sum()) / max(scale, 1e-300)
+        count = round(times)
+        rest = evidence.ranks[0] - count * residual
+        if not count or not evidence.is_near(rest, evidence.target, evidence.scale):
+            continue
+        if count < 0:
+            clause = "its input is not added to its output, or is subtracted"
+            remedy = "Add the residual once, in the module or in the wrapper around it."
+            yield Explanation(Suspect.STALE, clause, remedy=remedy)
+            continue
+        often = "once" if count == 1 else f"{count} times"
+        over = [
+            " and ".join(names) for names, size in list_sizes(evidence.axes) if size - 1 == count
+        ]
+        also = f", as if each rank of {over[0]} added it before a sum" if over and count > 1 else ""
+        remedy = "Add the residual once: in the module or in the wrapper around it, not in both"
+        remedy += f"; before a sum over {over[0]}, on one of its ranks only." if over else "."
+        yield Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            reduction="sum",
+            remedy=remedy,
+            predicate=f"is too large by its input, which is added {often} too often{also}",
+        )
