@@ -13,9 +13,9 @@ from typing import Any, NoReturn, final
 import torch
 
 from shardscope.errors import ParallelError, ShardscopeError
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.plan.placements import Placement, Size
 
 _numbers = itertools.count()
 

@@ -11,12 +11,12 @@ import torch
 
 from shardscope._torch.dispatch import is_overload
 from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, divides
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.builders import leaves_some
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, divides
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 
