@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.parallel import Plan
-from shardscope.parallel.plan.styles import ModuleOutput
+from shardscope.plan.styles import ModuleOutput
 from shardscope.record.patterns import matches_deeply
 from trained_models import leaving_torch_alone
 

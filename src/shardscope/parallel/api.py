@@ -23,11 +23,11 @@ from shardscope.parallel.passes.constraints import BoundaryConstraints, check_he
 from shardscope.parallel.passes.from_export import make_functional, read_program
 from shardscope.parallel.passes.propagate import AxisConstraints, Fallback, propagate_axis
 from shardscope.parallel.passes.schedule_check import check_order
-from shardscope.parallel.plan.plan import Plan
 from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import PlacementConstraint, ResolvedPlan, resolve
 from shardscope.parallel.program import ParallelProgram
 from shardscope.plan.placements import Placement, Replicate
+from shardscope.plan.plan import Plan
 
 _Key = TypeVar("_Key")
 _export_lock = threading.RLock()

@@ -182,7 +182,7 @@ def _rules(role: Role, plan: ResolvedPlan) -> Iterator[str]:
     if role.name in values_by_kind.get(role.kind, ()):
         yield f"{role.kind}s"
     elif role.kind not in values_by_kind:
-        yield from plan.rules.get(role.name, ())
+        yield from plan.patterns.get(role.name, ())
 
 
 def _source(origin: Origin) -> Source | None:

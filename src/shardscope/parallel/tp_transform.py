@@ -13,9 +13,9 @@ from torch.export import ExportedProgram
 from shardscope.errors import ParallelError
 from shardscope.parallel.api import check_program, partition_program
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.plan.plan import Plan
 from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
+from shardscope.plan.plan import Plan
 
 _FIRST_GROUP = "0"  # what torch calls the group of all ranks, on each of them
 _LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})

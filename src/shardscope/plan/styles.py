@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.placement_syntax import describe_placement, read_placement
+from shardscope.plan.placement_syntax import describe_placement, read_placement
 from shardscope.plan.placements import Placement, Shard
 
 Parts: TypeAlias = int | tuple[int, ...] | None
+"""How many equal parts a weight has, or the sizes of its parts; None: it is not divided."""
+
+Way = Literal["column", "row"]
+"""A weight is sharded by column (its output features) or by row (its input features)."""
 
 
 @final
@@ -28,6 +32,7 @@ class Colwise:
         >>> plan = {"layers.*.attention.wq": Colwise(heads=32)}
     """
 
+    way: ClassVar[Way] = "column"
     input: Placement | None = None
     output: Placement | None = None
     fused: Parts = None
@@ -52,6 +57,7 @@ class Rowwise:
         >>> plan = {"layers.*.attention.wo": Rowwise()}
     """
 
+    way: ClassVar[Way] = "row"
     input: Placement | None = None
     output: Placement | None = None
     fused: Parts = None
@@ -135,9 +141,18 @@ class ModuleOutput:
 
 ShardingStyle = Colwise | Rowwise
 WeightStyle = Colwise | Rowwise | Sequence | Replicated | Shard
-"""Those that decide how a module's parameters lie; a bare Shard lays out all of them."""
+"""Styles that decide the placement of a module's parameters; a bare Shard is for all of them."""
 
 Style = WeightStyle | ModuleInput | ModuleOutput
+Styles: TypeAlias = tuple[Style, ...]
+"""The styles of a module along one axis: at most one WeightStyle, ModuleInput and ModuleOutput."""
+
+
+def weight_style(styles: Styles) -> WeightStyle | None:
+    """The style that places the parameters, if there is one."""
+    return next(
+        (style for style in styles if not isinstance(style, (ModuleInput, ModuleOutput))), None
+    )
 
 
 def _set(style: Any, name: str, value: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.parse import NO_EFFECT_STYLES
+from shardscope.plan.parse import NO_EFFECT_STYLES
 from shardscope.record.patterns import matches_deeply
 
 # Styles that leave weights replicated. No pattern of such a plan overrides another, so entries

@@ -18,8 +18,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.placement_syntax import read_placement
-from shardscope.parallel.plan.styles import (
+from shardscope.plan.placement_syntax import read_placement
+from shardscope.plan.placements import Placement, Replicate, Shard
+from shardscope.plan.styles import (
     Colwise,
     ModuleInput,
     ModuleOutput,
@@ -27,7 +28,6 @@ from shardscope.parallel.plan.styles import (
     Sequence,
     Style,
 )
-from shardscope.plan.placements import Placement, Replicate, Shard
 
 _KNOWN_STYLES = (
     "ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput, PrepareModuleOutput "

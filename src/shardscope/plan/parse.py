@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.placement_syntax import (
+from shardscope.plan.placement_syntax import (
     describe_placement,
     format_placement,
     is_placement,
     read_placement,
     read_placement_text,
 )
-from shardscope.parallel.plan.styles import (
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.styles import (
     Colwise,
     ModuleInput,
     ModuleOutput,
@@ -23,9 +24,9 @@ from shardscope.parallel.plan.styles import (
     Rowwise,
     Sequence,
     Style,
+    Styles,
 )
-from shardscope.parallel.plan.torch_styles import is_torch_style, read_torch_style
-from shardscope.plan.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.torch_styles import is_torch_style, read_torch_style
 from shardscope.record.patterns import is_pattern
 
 _STYLES_BY_NAME: dict[str, Style] = {
@@ -187,9 +188,6 @@ def _to_toml(value: Any) -> TomlValue:
         return list(value)
     return value if isinstance(value, int) else format_placement(value)
 
-
-Styles: TypeAlias = tuple[Style, ...]
-"""What is said along one axis: at most one that lays out the parameters, and pins beside it."""
 
 _STYLE_CLASSES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
 
