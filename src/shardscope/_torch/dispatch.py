@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -21,9 +21,13 @@ DataDependentOutputException = find_exception(
     "locate code that reads the value of a tensor without data",
 )
 if TYPE_CHECKING:
+    from torch._ops import OpOverload as _OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
+
+    OpOverload: TypeAlias = _OpOverload[..., Any]
 else:
+    OpOverload = _OpOverload = find_name("torch._ops.OpOverload", "recognise ops")
     _disable_current_modes = find_name(
         "torch.utils._python_dispatch._disable_current_modes",
         "keep its own tensor work out of users' dispatch modes",
@@ -53,7 +57,6 @@ _mode_at = find_name(
     "torch._C._get_dispatch_stack_at", "let selective checkpointing decide whether an op is run"
 )
 _HigherOrder = find_name("torch._ops.HigherOrderOperator", "recognise ops that take functions")
-_Overload = find_name("torch._ops.OpOverload", "recognise ops")
 
 
 NEEDED_OF_MODES = (detect_fake_mode, _num_modes, _mode_at)
@@ -83,9 +86,9 @@ def is_higher_order(op: Any) -> bool:
     return isinstance(op, _HigherOrder)
 
 
-def is_overload(op: Any) -> bool:
+def is_overload(op: object) -> TypeGuard[OpOverload]:
     """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
-    return isinstance(op, _Overload)
+    return isinstance(op, _OpOverload)
 
 
 def op_packet(op: Any) -> Any:

@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParallelError
-from shardscope.parallel.api import check_program, partition_program
+from shardscope.parallel.api import check_program
 from shardscope.parallel.ir.mesh import Mesh
+from shardscope.parallel.partition import partition_program
 from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
 from shardscope.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 from shardscope.errors import PlanError
 from shardscope.plan.placement_syntax import (
@@ -167,7 +167,7 @@ def _read_input(options: Mapping[str, Any], location: str) -> ModuleInput:
     return ModuleInput(*_read_constraints(options.get("positional", ()), location), **names)
 
 
-def _read_constraints(values: Any, location: str) -> list[Placement | None]:
+def _read_constraints(values: object, location: str) -> list[Placement | None]:
     row = [values] if isinstance(values, str) else values
     if not isinstance(row, Iterable):
         raise PlanError(f"{location} gives {values!r} instead of a list of placements.")
@@ -183,7 +183,7 @@ def _format_constraint(placement: Placement | None) -> TomlValue:
     return _NONE if placement is None else format_placement(placement)
 
 
-def _to_toml(value: Any) -> TomlValue:
+def _to_toml(value: int | tuple[int, ...] | Placement) -> TomlValue:
     if isinstance(value, tuple):
         return list(value)
     return value if isinstance(value, int) else format_placement(value)
@@ -222,7 +222,7 @@ class Entry:
         return f"{{{', '.join(parts)}}}"
 
 
-def read_entry(pattern: Any, value: Any) -> Entry:
+def read_entry(pattern: object, value: object) -> Entry:
     """Parse the entry that the user wrote as `pattern: value`."""
     if not isinstance(pattern, str):
         raise PlanError(
@@ -239,25 +239,26 @@ def read_entry(pattern: Any, value: Any) -> Entry:
     return Entry(pattern, by_axis=((None, _read_styles(value, location)),))
 
 
-def _read_axes(value: Mapping[Any, Any], location: str) -> tuple[tuple[str, Styles], ...]:
+def _read_axes(value: Mapping[object, object], location: str) -> tuple[tuple[str, Styles], ...]:
     if not value:
         raise PlanError(f"{location} is empty. Give placements, such as {{'tp': Shard(0)}}.")
+    by_axis: list[tuple[str, Styles]] = []
     for axis, styles in value.items():
         if not isinstance(axis, str):
             raise PlanError(
                 f"{location} names the axis {axis!r}, which is {type(axis).__name__}. Axes of a "
-                "mesh "
-                "have names, such as 'tp'."
+                "mesh have names, such as 'tp'."
             )
         if isinstance(styles, Mapping) and "style" not in styles:
             raise PlanError(
                 f"{location} gives a table for the axis {axis!r}. Give a style or a placement; in "
                 f'TOML, write a name that has dots in quotes: "layers.0.wq".'
             )
-    return tuple((axis, _read_styles(styles, location)) for axis, styles in value.items())
+        by_axis.append((axis, _read_styles(styles, location)))
+    return tuple(by_axis)
 
 
-def _read_styles(value: Any, location: str) -> Styles:
+def _read_styles(value: object, location: str) -> Styles:
     values = list(value) if _is_row(value) else [value]
     styles = tuple(style for item in values for style in _read_style(item, location))
     if not styles:
@@ -276,7 +277,7 @@ def _read_styles(value: Any, location: str) -> Styles:
     return styles
 
 
-def _read_style(value: Any, location: str) -> Styles:
+def _read_style(value: object, location: str) -> Styles:
     if isinstance(value, type) and value in _STYLE_CLASSES:
         return (value(),)
     if isinstance(value, _STYLE_CLASSES):
@@ -296,25 +297,24 @@ def _read_style(value: Any, location: str) -> Styles:
     )
 
 
-def _read_tensor_placement(value: Any, location: str) -> Placement:
+def _read_tensor_placement(value: object, location: str) -> Placement:
     """A placement of a parameter or buffer, which cannot be partial."""
     placement = read_placement(value, f"{location}'s placement")
     if isinstance(placement, Partial):
         raise PlanError(
             f"{location} gives {describe_placement(placement)}, but a parameter cannot be partial. "
-            f"Give "
-            "Shard(dim) or Replicate()."
+            "Give Shard(dim) or Replicate()."
         )
     return placement
 
 
-def _is_placement_text_or_object(value: Any) -> bool:
+def _is_placement_text_or_object(value: object) -> bool:
     if isinstance(value, str):
         return read_placement_text(value) is not None
     return is_placement(value)
 
 
-def _is_row(value: Any) -> bool:
+def _is_row(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
     return isinstance(value, (list, tuple))
 
 

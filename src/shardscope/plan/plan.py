@@ -33,7 +33,7 @@ from shardscope.record import read_text_file, write_file
 _TABLES = ("plan", "inputs", "outputs")
 
 
-def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, Any]]:
+def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, object]]:
     """The tables of a plan file; those that the file lacks are empty."""
     try:
         tables = tomllib.loads(read_text_file(path))
@@ -90,7 +90,7 @@ def toml_of(tables: Mapping[str, Mapping[str, TomlValue]]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _check_tables(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _check_tables(tables: Mapping[str, object], path: str) -> tuple[str, ...]:
     unknown = [name for name in tables if name not in _TABLES]
     if unknown:
         raise PlanError(
@@ -100,7 +100,7 @@ def _check_tables(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
     return _TABLES
 
 
-def _table(tables: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
+def _table(tables: Mapping[str, object], name: str, path: str) -> dict[str, object]:
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise PlanError(f"The plan {path!r} has {name} = {table!r}. Make it a table: [{name}].")
@@ -149,7 +149,7 @@ class IOConstraint:
         return f"{self.key!r}: {{{placements}}}"
 
 
-def read_io_constraint(key: Any, value: Any, *, side: str) -> IOConstraint:
+def read_io_constraint(key: object, value: object, *, side: str) -> IOConstraint:
     """Parse what the user wrote as `key: value` under `inputs` or `outputs`."""
     if isinstance(key, bool) or not isinstance(key, (str, int)) or (key != 0 and not key):
         raise PlanError(
@@ -178,7 +178,7 @@ def read_io_constraint(key: Any, value: Any, *, side: str) -> IOConstraint:
     )
 
 
-def _read_io_placement(constraint: IOConstraint, value: Any) -> Placement:
+def _read_io_placement(constraint: IOConstraint, value: object) -> Placement:
     placement = read_placement(value, f"{constraint.location}'s placement")
     if isinstance(placement, Partial) and constraint.side == "inputs":
         raise PlanError(
@@ -229,7 +229,7 @@ class Plan:
             object.__setattr__(self, side, constraints)
 
     @staticmethod
-    def of(given: Any) -> Plan:
+    def of(given: object) -> Plan:
         """The plan that was given: a Plan, a mapping, the path of a TOML file, or one style.
 
         One style is for the module that the program was exported from.
@@ -264,7 +264,7 @@ class Plan:
             raise PlanError(f"In {str(path)!r}: {error}") from error
 
     @staticmethod
-    def from_transformers(model: Any, *, prefix: str | None = None) -> Plan:
+    def from_transformers(model: object, *, prefix: str | None = None) -> Plan:
         """The plan that a transformers model or its config comes with, or such a mapping.
 
         For about twenty kinds of models without one (GPT-2, BERT, T5, ViT), it is a plan of ours.
@@ -310,7 +310,7 @@ def _shorten(entries: Collection[object]) -> str:
     return ", ".join(shown)
 
 
-def _items(values: Any, what: str, example: str) -> list[tuple[Any, Any]]:
+def _items(values: object, what: str, example: str) -> list[tuple[object, object]]:
     if values is None:
         return []
     if not isinstance(values, Mapping):

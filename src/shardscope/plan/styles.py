@@ -155,7 +155,7 @@ def weight_style(styles: Styles) -> WeightStyle | None:
     )
 
 
-def _set(style: Any, name: str, value: object) -> None:
+def _set(style: object, name: str, value: object) -> None:
     object.__setattr__(style, name, value)  # frozen dataclasses
 
 
@@ -168,7 +168,7 @@ def _normalize(style: ShardingStyle) -> None:
         _set(style, name, _read_parts(getattr(style, name), f"{kind}'s {name}"))
 
 
-def _read_parts(value: Any, location: str) -> Parts:
+def _read_parts(value: object, location: str) -> Parts:
     if value is None:
         return None
     parts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
@@ -179,14 +179,14 @@ def _read_parts(value: Any, location: str) -> Parts:
     return parts[0] if len(parts) == 1 else parts
 
 
-def _read_placements(values: Iterable[Any], location: str) -> tuple[Placement | None, ...]:
+def _read_placements(values: Iterable[object], location: str) -> tuple[Placement | None, ...]:
     return tuple(
         None if value is None else read_placement(value, f"{location} {position}")
         for position, value in enumerate(values)
     )
 
 
-def _format_style(style: Any) -> str:
+def _format_style(style: Colwise | Rowwise | Sequence) -> str:
     """The style as Python code, without defaults."""
     options = [
         f"{option.name}={_format_value(getattr(style, option.name))}"

@@ -5,8 +5,6 @@ PyTorch's also state the present placement of a value (`input_layouts`), which i
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -35,12 +33,12 @@ _KNOWN_STYLES = (
 )
 
 
-def is_torch_style(value: Any) -> bool:
+def is_torch_style(value: object) -> bool:
     """Whether it is a parallel style of PyTorch, or such a class."""
     return issubclass(value if isinstance(value, type) else type(value), ParallelStyle)
 
 
-def read_torch_style(value: Any, location: str) -> tuple[Style, ...]:
+def read_torch_style(value: object, location: str) -> tuple[Style, ...]:
     """Our style, or two, for a style of PyTorch."""
     style = _instantiate(value, location)
     if isinstance(style, ColwiseParallel):
@@ -67,7 +65,7 @@ def read_torch_style(value: Any, location: str) -> tuple[Style, ...]:
     )
 
 
-def _instantiate(value: Any, location: str) -> Any:
+def _instantiate(value: object, location: str) -> object:
     """The style as an object, also if the plan has its class."""
     if not isinstance(value, type):
         return value
@@ -80,7 +78,7 @@ def _instantiate(value: Any, location: str) -> Any:
         ) from error
 
 
-def _placement_of(style: Any, name: str) -> Placement | None:
+def _placement_of(style: ParallelStyle, name: str) -> Placement | None:
     """The placement in this attribute, where torch may keep it in a tuple of one."""
     value = getattr(style, name)
     while isinstance(value, (tuple, list)) and len(value) == 1:

@@ -16,7 +16,6 @@ from torch.export import ExportedProgram
 from shardscope._torch.export import flatten, unflatten
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.numerics.fp64 import to_fp64
-from shardscope.parallel.api import partition_by_plan
 from shardscope.parallel.equivalence.result import StepResult, named_tensors
 from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
 from shardscope.parallel.equivalence.step import (
@@ -30,6 +29,7 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.findings import Problem
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.partition import partition_by_plan
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import sympy
 
@@ -21,8 +21,8 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import Strategy
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
-Hints = Mapping[Any, int]
-"""The sizes that export traced an open program with."""
+Hints = Mapping[sympy.Symbol, int]
+"""By the symbol of a dynamic size, the size that the program was exported with."""
 
 START_BYTES = 16 * 1024
 """What could be sent in the time that a collective takes to start."""
@@ -108,7 +108,7 @@ def describe_transfer(role: Role, placement: Placement) -> str:
     how = _describe_placement(placement)
     if role.kind == "output":
         return f"the program returns it {how}"
-    if role.kind == "piece":
+    if role.kind == "decomposed":
         return f"what it is a part of has it {how}"
     return f"the new {role.name} is {how}"
 
@@ -135,7 +135,7 @@ def _describe_placement(placement: Placement) -> str:
     )
 
 
-def _argument_names(arguments: dict[str, Any]) -> Iterator[str]:
+def _argument_names(arguments: dict[str, object]) -> Iterator[str]:
     """The name of each tensor argument, in order."""
     for name, nest in arguments.items():
         yield from (

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx, nn
@@ -142,11 +142,11 @@ def program_outputs(program: ExportedProgram) -> dict[str, ValueInfo]:
     }
 
 
-def _values(program: ExportedProgram) -> dict[str, Any]:
+def _values(program: ExportedProgram) -> dict[str, object]:
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
 
 
-def _index_value(name: Any, values: Mapping[str, Any]) -> ValueInfo:
+def _index_value(name: object, values: Mapping[str, object]) -> ValueInfo:
     value = values.get(name) if isinstance(name, str) else None
     alias = name if isinstance(name, str) else ""
     if not isinstance(value, torch.Tensor):
@@ -154,7 +154,7 @@ def _index_value(name: Any, values: Mapping[str, Any]) -> ValueInfo:
     return ValueInfo(tuple(map(_size, value.shape)), alias)
 
 
-def _size(size: Any) -> Size:
+def _size(size: int | torch.SymInt) -> Size:
     """An int, or the expression of a dynamic size."""
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from shardscope.errors import PlanError
 from shardscope.parallel.plan.mesh_entries import (
@@ -316,9 +316,9 @@ def _check_dim(
     return placement
 
 
-def resolve(plan: Any, index: ProgramIndex, axes: Mapping[str, int]) -> ResolvedPlan:
-    """Check `plan` (anything that `Plan.of` takes) against a program and a mesh, and resolve it."""
-    plan, mesh = Plan.of(plan), Axes(axes)
+def resolve(given: object, index: ProgramIndex, axes: Mapping[str, int]) -> ResolvedPlan:
+    """Check a plan (anything that `Plan.of` takes) against a program and a mesh, and resolve it."""
+    plan, mesh = Plan.of(given), Axes(axes)
     matcher = PlanMatcher(place_on_mesh(plan.entries, mesh))
     _check_matched(matcher, index)
     weights = Weights(matcher, index, mesh)

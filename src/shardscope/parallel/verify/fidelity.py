@@ -23,13 +23,14 @@ from shardscope.parallel.equivalence.runs import MeanRngMode
 from shardscope.parallel.equivalence.step import named_buffers, named_parameters
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.passes.capture import WithLoss, expand_objects
+from shardscope.parallel.passes.exported import CallArguments
 from shardscope.record import FINE, TensorKind
 
 
 def check_export_fidelity(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: Any,
+    example: CallArguments,
     trained: Sequence[str],
     captured: Callable[[], StepResult],
 ) -> None:
@@ -63,7 +64,7 @@ def check_export_fidelity(
 def _run_model(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: Any,
+    example: CallArguments,
     trained: Sequence[str],
     *,
     is_jittered: bool = False,

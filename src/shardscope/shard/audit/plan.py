@@ -68,7 +68,7 @@ def read_plan(plan: Plan | Mapping[str, Any]) -> list[PlanRule]:
     return [_read_rule(pattern, value) for pattern, value in plan.items()]
 
 
-def _read_rule(pattern: str, value: Any) -> PlanRule:
+def _read_rule(pattern: str, value: object) -> PlanRule:
     is_torch = is_torch_style(value)
     try:  # a bare placement is that along the only axis
         entry = read_entry(pattern, [value] if is_placement(value) else value)
@@ -99,7 +99,7 @@ def _make_rule(entry: Entry, meaning: str, *, is_torch_style: bool = False) -> P
     )
 
 
-def _guess_style(value: Any) -> Iterator[WeightStyle]:
+def _guess_style(value: object) -> Iterator[WeightStyle]:
     """How an unknown style shards a weight, from its base class or its name (`my_colwise`)."""
     style_class = value if isinstance(value, type) else type(value)
     name = value.lower() if isinstance(value, str) else ""
