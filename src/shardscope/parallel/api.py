@@ -17,10 +17,9 @@ from shardscope.parallel.equivalence.runs import copy_model
 from shardscope.parallel.ir.graph import explained
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
 from shardscope.parallel.partition import partition_capture
-from shardscope.parallel.passes.capture import Capture, WithLoss, export_model, export_with_loss
-from shardscope.parallel.passes.propagate import Fallback
+from shardscope.parallel.passes import Capture, Fallback, WithLoss, export_model, export_with_loss
 from shardscope.parallel.program import ParallelProgram
-from shardscope.plan.plan import Plan
+from shardscope.plan import Plan
 
 _export_lock = threading.RLock()
 

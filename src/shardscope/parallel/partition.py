@@ -20,20 +20,20 @@ from shardscope.parallel.ir.graph import OpNode, Origin, Role, ShardingGraph, Va
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import find_sharded_symbols
-from shardscope.parallel.passes.capture import Capture
-from shardscope.parallel.passes.from_export import make_functional, read_program
-from shardscope.parallel.passes.propagate import AxisConstraints, Fallback, propagate_axis
-from shardscope.parallel.passes.schedule_check import check_order
-from shardscope.parallel.plan.program_index import index_program
-from shardscope.parallel.plan.resolve import (
-    InputConstraints,
-    PlacementConstraint,
-    ResolvedPlan,
-    resolve,
+from shardscope.parallel.passes import (
+    AxisConstraints,
+    Capture,
+    Fallback,
+    check_order,
+    make_functional,
+    propagate_axis,
+    read_program,
 )
+from shardscope.parallel.plan import PlacementConstraint, ResolvedPlan, index_program, resolve
+from shardscope.parallel.plan.resolve import InputConstraints
 from shardscope.parallel.program import ParallelProgram
+from shardscope.plan import Plan
 from shardscope.plan.placements import Placement, Replicate, Shard
-from shardscope.plan.plan import Plan
 
 _Key = TypeVar("_Key")
 _NO_CONSTRAINTS = AxisConstraints(

@@ -13,13 +13,15 @@ from torch.export import ExportedProgram
 
 from shardscope.parallel.ir.graph import OpNode, Origin, Reshard, ShardingGraph
 from shardscope.parallel.ir.mesh import Mesh, describe_axes
-from shardscope.parallel.passes.backward import JointGraph
-from shardscope.parallel.passes.grad_reduction import Gradients
-from shardscope.parallel.passes.lower import RankProgram
-from shardscope.parallel.passes.propagate import Fallback
-from shardscope.parallel.passes.schedule import trace_collectives
-from shardscope.parallel.passes.schedule_check import group_ranks_by_shapes
-from shardscope.parallel.plan.resolve import ResolvedPlan
+from shardscope.parallel.passes import (
+    Fallback,
+    Gradients,
+    JointGraph,
+    RankProgram,
+    group_ranks_by_shapes,
+    trace_collectives,
+)
+from shardscope.parallel.plan import ResolvedPlan
 from shardscope.parallel.records import (
     list_fallbacks,
     list_inserted,
@@ -27,8 +29,8 @@ from shardscope.parallel.records import (
     make_recording,
     name_program,
 )
-from shardscope.parallel.runtime.rank_programs import RankPrograms
-from shardscope.parallel.verify.verify import (
+from shardscope.parallel.runtime import RankPrograms
+from shardscope.parallel.verify import (
     Trial,
     divergence_error,
     find_first_divergence,

@@ -13,12 +13,10 @@ from shardscope.attribution.run_identity import describe_run, find_torch_gaps, r
 from shardscope.parallel.ir.graph import Origin, Reshard, Role, RoleKind, ShardingGraph, Value
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes import propagate
+from shardscope.parallel.passes import RankProgram, ScheduledCollective, propagate
 from shardscope.parallel.passes.cost_model import GradientNames, shorten_op, size_hint
-from shardscope.parallel.passes.lower import RankProgram
 from shardscope.parallel.passes.memory_use import local_bytes
-from shardscope.parallel.passes.schedule import ScheduledCollective
-from shardscope.parallel.plan.resolve import ResolvedPlan
+from shardscope.parallel.plan import ResolvedPlan
 from shardscope.record import (
     FINE,
     Fallback,

@@ -25,8 +25,9 @@ from shardscope.plan.styles import (
     Sequence,
     Style,
     Styles,
+    is_torch_style,
+    read_torch_style,
 )
-from shardscope.plan.torch_styles import is_torch_style, read_torch_style
 from shardscope.record.patterns import is_pattern
 
 _STYLES_BY_NAME: dict[str, Style] = {
@@ -57,8 +58,8 @@ _STYLES_BY_NAME: dict[str, Style] = {
 NO_EFFECT_STYLES = frozenset(
     {"isolated", "local", "mla_kv_a_proj", "replicated_with_grad_allreduce"}
 )
-"""Names of transformers' that leave every weight whole, and arrange what we arrange unasked:
-which tensors are local, and where gradients are summed."""
+"""Style names of transformers that shard no weight. They mark local tensors and sum gradients,
+which `parallelize` does without being asked."""
 
 # They dispatch tokens to experts by code that a single-device program does not have.
 _EXPERT_PARALLEL = frozenset(
@@ -93,7 +94,7 @@ def _suggest(key: str) -> str:
 
 
 TomlValue = str | int | list["TomlValue"] | dict[str, "TomlValue"]
-"""What a table may hold."""
+"""A value in a plan file."""
 
 _NONE = "none"  # no constraint on a value; TOML has no null
 _SHARDING_KEYS = {"input", "output", "fused", "heads"}

@@ -25,8 +25,8 @@ from shardscope.plan.styles import (
     Rowwise,
     Sequence,
     Styles,
+    is_torch_style,
 )
-from shardscope.plan.torch_styles import is_torch_style
 from shardscope.plan.transformers import read_transformers
 from shardscope.record import read_text_file, write_file
 

@@ -1,14 +1,30 @@
-"""The styles of a plan: which dim of a weight is sharded, and placements of inputs and outputs."""
+"""The styles of a plan, ours and torch's, and how they shard modules by class.
+
+A style says which dim of a weight is sharded, and how inputs and outputs are placed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeAlias, final
+
+from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
 from shardscope.errors import PlanError
 from shardscope.plan.placement_syntax import describe_placement, read_placement
-from shardscope.plan.placements import Placement, Shard
+from shardscope.plan.placements import Placement, Replicate, Shard
 
 Parts: TypeAlias = int | tuple[int, ...] | None
 """How many equal parts a weight has, or the sizes of its parts; None: it is not divided."""
@@ -198,3 +214,178 @@ def _format_style(style: Colwise | Rowwise | Sequence) -> str:
 
 def _format_value(value: Any) -> str:
     return repr(value) if isinstance(value, (int, tuple)) else describe_placement(value)
+
+
+# PyTorch's styles also state the present placement of a value (`input_layouts`): the program tells.
+
+_KNOWN_STYLES = (
+    "ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput, PrepareModuleOutput "
+    "and PrepareModuleInputOutput"
+)
+
+
+def is_torch_style(value: object) -> bool:
+    """Whether it is a parallel style of PyTorch, or such a class."""
+    return issubclass(value if isinstance(value, type) else type(value), ParallelStyle)
+
+
+def read_torch_style(value: object, location: str) -> tuple[Style, ...]:
+    """Our style, or two, for a style of PyTorch."""
+    style = _instantiate(value, location)
+    if isinstance(style, ColwiseParallel):
+        desired, output = (
+            _placement_of(style, "desired_input_layouts"),
+            _placement_of(style, "output_layouts"),
+        )
+        return (Colwise(input=_unless(desired, Replicate()), output=_unless(output, Shard(-1))),)
+    if isinstance(style, RowwiseParallel):
+        # Torch sets the desired input when it applies the style, by the module, and so do we.
+        return (Rowwise(output=_unless(_placement_of(style, "output_layouts"), Replicate())),)
+    if isinstance(style, SequenceParallel):
+        return (_read_sequence(style, location),)
+    if isinstance(style, PrepareModuleInputOutput):
+        prepare_input, prepare_output = style.prepare_module_input, style.prepare_module_output
+        return (*_read_torch_input(prepare_input), *_read_torch_output(prepare_output))
+    if isinstance(style, PrepareModuleInput):
+        return _read_torch_input(style)
+    if isinstance(style, PrepareModuleOutput):
+        return _read_torch_output(style)
+    raise PlanError(
+        f"{location} gives {type(style).__name__}, which shardscope cannot interpret. Give one of "
+        f"{_KNOWN_STYLES} (or a subclass), or one of ours, such as Colwise()."
+    )
+
+
+def _instantiate(value: object, location: str) -> object:
+    """The style as an object, also if the plan has its class."""
+    if not isinstance(value, type):
+        return value
+    try:
+        return value()
+    except (TypeError, AssertionError, ValueError) as error:
+        raise PlanError(
+            f"{location} gives the class {value.__name__}, which cannot be created without "
+            f"arguments ({error}). Give an object of it."
+        ) from error
+
+
+def _placement_of(style: ParallelStyle, name: str) -> Placement | None:
+    """The placement in this attribute, where torch may keep it in a tuple of one."""
+    value = getattr(style, name)
+    while isinstance(value, (tuple, list)) and len(value) == 1:
+        value = value[0]
+    return None if value is None else read_placement(value, f"{type(style).__name__}'s {name}")
+
+
+def _unless(placement: Placement | None, default: Placement) -> Placement | None:
+    return None if placement == default else placement
+
+
+def _read_sequence(style: SequenceParallel, location: str) -> Sequence:
+    spec = _placement_of(style, "sequence_sharding")
+    if not isinstance(spec, Shard):
+        raise PlanError(f"{location} gives {style}, which has no dim. Give SequenceParallel().")
+    return Sequence(spec.dim)
+
+
+def _read_torch_input(style: PrepareModuleInput) -> tuple[Style, ...]:
+    # Torch does not change inputs whose present layout is None.
+    present, desired = style.input_layouts or (), style.desired_input_layouts or ()
+    positional = [
+        target if source is not None else None
+        for source, target in zip(present, desired, strict=True)
+    ]
+    keyword = {
+        name: spec
+        for name, spec in style.desired_input_kwarg_layouts.items()
+        if style.input_kwarg_layouts.get(name) is not None
+    }
+    is_empty = all(placement is None for placement in (*positional, *keyword.values()))
+    return () if is_empty else (ModuleInput(*positional, **keyword),)
+
+
+def _read_torch_output(style: PrepareModuleOutput) -> tuple[Style, ...]:
+    present, desired = style.output_layouts, style.desired_output_layouts
+    outputs = [
+        target if source is not None else None
+        for source, target in zip(present, desired, strict=True)
+    ]
+    return () if all(placement is None for placement in outputs) else (ModuleOutput(*outputs),)
+
+
+@final
+@dataclass(frozen=True)
+class ModuleSharding:
+    """How a style shards a kind of module: the dim of each tensor, and its input and output."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)  # other tensors stay replicated
+    input: Placement | None = None
+    output: Placement | None = None
+
+
+ClassShardings = Mapping[Way, ModuleSharding]
+"""How the modules of a class are sharded by column and by row, if they can be."""
+
+_REPLICATE, _SHARD_LAST = Replicate(), Shard(-1)
+
+LINEAR: ClassShardings = {
+    "column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 1}, _SHARD_LAST, _REPLICATE),
+}
+TRANSPOSED_LINEAR: ClassShardings = {
+    "column": ModuleSharding({"weight": 1, "bias": 0}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 0}, _SHARD_LAST, _REPLICATE),
+}
+_EMBEDDING: ClassShardings = {
+    "column": ModuleSharding({"weight": 1}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 0}, _REPLICATE, _REPLICATE),
+}
+_BILINEAR: ClassShardings = {
+    "column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST)
+}
+
+# By the name of a class or of a base class. Torch's convolutions also take images without a
+# batch, so their channels are counted from the back.
+_CONV = re.compile(r"\w*Conv(Transpose)?([123])d")
+_SHARDINGS_BY_CLASS = (
+    (re.compile(r"transformers\.pytorch_utils\.Conv1D"), TRANSPOSED_LINEAR),
+    (re.compile(r"(?:.*\.)?\w*Embedding(?:Bag)?"), _EMBEDDING),
+    (re.compile(r"(?:.*\.)?\w*Bilinear"), _BILINEAR),
+    (re.compile(r"(?:.*\.)?\w*Linear"), LINEAR),
+)
+
+
+def class_names(module_class: type) -> tuple[str, ...]:
+    """The dotted names of a module's class and of its bases, without nn.Module and its own."""
+    bases = takewhile(lambda base: base is not nn.Module, module_class.__mro__[1:])
+    return tuple(f"{base.__module__}.{base.__qualname__}" for base in (module_class, *bases))
+
+
+def torch_first(names: Iterable[str]) -> list[str]:
+    """Names of a class and its bases, torch's own first: `PatchEmbedding(nn.Linear)` is linear."""
+    return sorted(names, key=lambda name: not name.startswith("torch.nn."))
+
+
+def weight_dim(way: Way, module_class: type, tensor: str) -> int | None:
+    """The dim of a module's weight or bias that is sharded, or None if the class is not known."""
+    shardings = map(find_class_shardings, torch_first(class_names(module_class)))
+    known = next((sharding for sharding in shardings if sharding is not None), {})
+    return known[way].dims.get(tensor) if way in known else None
+
+
+def find_class_shardings(name: str) -> ClassShardings | None:
+    """How modules of the class with this dotted name are sharded, or None if it is not known."""
+    if match := _CONV.fullmatch(name.rpartition(".")[2]):
+        return _conv_shardings(int(match[2]), is_transposed=match[1] is not None)
+    return next(
+        (shardings for pattern, shardings in _SHARDINGS_BY_CLASS if pattern.fullmatch(name)), None
+    )
+
+
+def _conv_shardings(num_dims: int, *, is_transposed: bool) -> ClassShardings:
+    out_dim, in_dim = (1, 0) if is_transposed else (0, 1)
+    channels = Shard(-1 - num_dims)
+    return {
+        "column": ModuleSharding({"weight": out_dim, "bias": 0}, _REPLICATE, channels),
+        "row": ModuleSharding({"weight": in_dim}, channels, _REPLICATE),
+    }

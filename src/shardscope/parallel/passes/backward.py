@@ -88,7 +88,7 @@ def _find_alias(node: fx.Node) -> fx.Node | None:
 
 
 def _merge_views(node: fx.Node) -> None:
-    """Make a view of a view a view of the first one's input."""
+    """Let a view of a view read the first view's input instead."""
     if _op_name(node) not in _VIEWS:
         return
     source = node.args[0]
@@ -150,7 +150,7 @@ def _storage(node: object) -> torch.UntypedStorage | None:
 
 
 def _op_name(node: fx.Node) -> str:
-    """`view.default`; "" for what is no overload."""
+    """The name of a node's ATen op, such as `view.default`; "" if it calls no overload."""
     if not is_overload(node.target):
         return ""
     return str(node.target).removeprefix("aten.")
@@ -169,8 +169,10 @@ def _as_node(item: Argument) -> fx.Node | None:
 @final
 @dataclass(frozen=True, eq=False)
 class JointGraph:
-    """Takes the forward program's inputs, contiguous; returns its outputs, then the gradients, each
-    in a storage of its own.
+    """A graph that computes the forward outputs and then the gradients of the parameters.
+
+    It takes the forward program's inputs, which must be contiguous. Each gradient has a storage of
+    its own.
     """
 
     graph_module: fx.GraphModule

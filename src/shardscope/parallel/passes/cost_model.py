@@ -25,7 +25,7 @@ Hints = Mapping[sympy.Symbol, int]
 """By the symbol of a dynamic size, the size that the program was exported with."""
 
 START_BYTES = 16 * 1024
-"""What could be sent in the time that a collective takes to start."""
+"""The bytes that could be sent in the time that a collective takes to start."""
 
 _GUESS = 64  # for a size that depends on data
 _SLICE = 1e-6  # no communication, but a shard is worth less than the full tensor
@@ -90,7 +90,7 @@ def reshard_kind(source: Placement, target: Placement) -> str:
 
 
 def describe_need(op_node: OpNode | Reshard, strategy: Strategy, position: int) -> str:
-    """E.g. `aten.linear's mm needs its mat2 sharded along dim 0`."""
+    """Why a node's input is resharded: `aten.linear's mm needs its mat2 sharded along dim 0`."""
     how = _describe_placement(strategy.inputs[position])
     if isinstance(op_node, Reshard):
         return f"a redistribution along another axis needs it {how}"
@@ -104,7 +104,7 @@ def describe_need(op_node: OpNode | Reshard, strategy: Strategy, position: int) 
 
 
 def describe_transfer(role: Role, placement: Placement) -> str:
-    """E.g. `the program returns it replicated`."""
+    """Why an output of the program is resharded: `the program returns it replicated`."""
     how = _describe_placement(placement)
     if role.kind == "output":
         return f"the program returns it {how}"
@@ -114,13 +114,13 @@ def describe_transfer(role: Role, placement: Placement) -> str:
 
 
 def shorten_op(op: str) -> str:
-    """`aten.add` of `aten.add.Tensor`."""
+    """An op's name without its overload: `aten.add` for `aten.add.Tensor`."""
     parts = op.split(".")
     return ".".join(parts[:2]) if len(parts) == 3 else op
 
 
 def _name_op(origin: Origin) -> str:
-    """`aten.add`, or `aten.linear's add` of an op that was decomposed."""
+    """An op's name: `aten.add`, or `aten.linear's add` if aten.linear was decomposed into it."""
     op = shorten_op(origin.op)
     return f"{shorten_op(origin.part_of)}'s {op.rpartition('.')[2]}" if origin.part_of else op
 
@@ -159,7 +159,7 @@ class GradientNames:
     def describe(
         self, value: Value, op_nodes: Sequence[OpNode | Reshard], *, is_grad_reduction: bool
     ) -> str:
-        """`gradient of norm.weight, which layers.0.norm uses sharded`.
+        """The cause of a collective: `gradient of norm.weight, which layers.0.norm uses sharded`.
 
         `op_nodes` are the nodes whose backward needs it: the reshard that is differentiated, or,
         for a gradient reduction, the sharded ops that read the value.

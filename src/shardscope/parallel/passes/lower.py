@@ -87,7 +87,11 @@ class LocalSizes:
 
 @final
 class RankProgram:
-    """The FX graph of one rank, and by value of the ShardingGraph the node that computes it."""
+    """The FX graph of one rank.
+
+    `nodes` has, by value of the ShardingGraph, the node that computes the rank's shard of it, and
+    `reshards` the nodes of each reshard.
+    """
 
     def __init__(self, coordinate: MeshCoordinate) -> None:
         self.coordinate = coordinate

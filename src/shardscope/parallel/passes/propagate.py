@@ -150,7 +150,7 @@ class _AxisPropagation:
             if placement is not None
         }
         for op_node in self.graph.op_nodes:
-            with error_context(op_node.origin, "cut"):
+            with error_context(op_node.origin, "sharded"):
                 self._advance(op_node)
         self.graph.outputs = [self._place_output(item, role) for item, role in self.graph.outputs]
         self.graph.op_nodes = self.op_nodes

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TypeVar, final
 
 from shardscope.errors import PlanError
-from shardscope.plan.parse import Entry
+from shardscope.plan import Entry
 from shardscope.plan.placements import Shard
 from shardscope.plan.styles import Replicated, Styles
 from shardscope.record.patterns import is_pattern

@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.export import leaf_paths
 from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
 from shardscope.errors import PlanError
-from shardscope.plan.module_sharding import class_names
 from shardscope.plan.placements import Size
+from shardscope.plan.styles import class_names
 
 
 @final

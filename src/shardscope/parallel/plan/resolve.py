@@ -1,5 +1,6 @@
-"""A plan checked against a program and a mesh, and resolved to placements, before anything is
-traced.
+"""Resolves a plan to placements by name, and checks it against a program and a mesh.
+
+All mistakes in a plan are reported here, before the program is partitioned.
 """
 
 from __future__ import annotations
@@ -11,11 +12,7 @@ from difflib import get_close_matches
 from typing import TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.mesh_entries import (
-    Axes,
-    MeshEntry,
-    place_on_mesh,
-)
+from shardscope.parallel.plan.mesh_entries import Axes, MeshEntry, place_on_mesh
 from shardscope.parallel.plan.program_index import ProgramIndex, ValueInfo
 from shardscope.parallel.plan.weights import (
     Weights,
@@ -23,10 +20,11 @@ from shardscope.parallel.plan.weights import (
     is_incidental_match,
     module_sharding,
 )
-from shardscope.plan.match import PlanMatcher, suggest_name
+from shardscope.plan import Plan, PlanMatcher
+from shardscope.plan.match import suggest_name
 from shardscope.plan.placement_syntax import describe_placement
 from shardscope.plan.placements import Placement, Replicate, Shard
-from shardscope.plan.plan import IOConstraint, Plan
+from shardscope.plan.plan import IOConstraint
 from shardscope.plan.styles import (
     Colwise,
     ModuleInput,
@@ -40,9 +38,9 @@ from shardscope.plan.styles import (
 from shardscope.record.patterns import is_pattern, matches_deeply
 
 PlacementConstraint: TypeAlias = tuple[Placement | None, ...]
-"""How a value shall lie along each mesh axis, in the mesh's order; None leaves it as it comes.
+"""The placement that the plan demands of a value along each mesh axis; None: no constraint.
 
-Dims may be negative, counted from the back: a plan does not know how many a value has.
+Dims may be negative, counted from the back: a plan does not know how many dims a value has.
 """
 
 
@@ -60,7 +58,7 @@ class InputConstraints:
 @final
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """The placements that a plan comes to, checked against the program and the mesh.
+    """A plan as placements of tensors and values by name, checked against a program and a mesh.
 
     Tensors that are replicated along every axis are left out; a tensor with several names is
     there under each of them. Dims of tensors are counted from the front, those of constraints may

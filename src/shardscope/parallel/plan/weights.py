@@ -1,4 +1,4 @@
-"""Placements of parameters and buffers, from the entries that match any of their names."""
+"""Placements of parameters and buffers: which dim of each is sharded along each mesh axis."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from typing import final
 from shardscope.errors import PlanError
 from shardscope.parallel.plan.mesh_entries import Axes, MeshEntry
 from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex
-from shardscope.plan.match import PlanMatcher
-from shardscope.plan.module_sharding import (
-    LINEAR,
-    TRANSPOSED_LINEAR,
-    ClassShardings,
-    ModuleSharding,
-    find_class_shardings,
-    torch_first,
-)
+from shardscope.plan import PlanMatcher
 from shardscope.plan.placement_syntax import describe_placement
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.plan.styles import (
+    LINEAR,
+    TRANSPOSED_LINEAR,
+    ClassShardings,
     Colwise,
+    ModuleSharding,
     Parts,
     Rowwise,
     Sequence,
     ShardingStyle,
     Way,
     WeightStyle,
+    find_class_shardings,
+    torch_first,
     weight_style,
 )
 

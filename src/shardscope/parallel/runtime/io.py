@@ -11,7 +11,7 @@ from torch import Tensor, dtype, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.export import expression_of, flatten, flatten_as, range_of, unflatten
-from shardscope._torch.modules import Slot, hang
+from shardscope._torch.modules import StateLocation, register_tensor
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
@@ -283,17 +283,17 @@ class State:
     def __init__(
         self, root: nn.Module, saved: Mapping[str, object], unsaved: Mapping[str, object]
     ) -> None:
-        self._slots: dict[str, Slot] = {}
+        self._locations: dict[str, StateLocation] = {}
         for name, value in {**unsaved, **saved}.items():
             if isinstance(value, Tensor):
-                self._slots[name] = hang(root, name, value, is_saved=name in saved)
+                self._locations[name] = register_tensor(root, name, value, is_saved=name in saved)
             else:
-                self._slots[name] = ({name: value}, name)
-        self._order: list[Slot] = []
+                self._locations[name] = ({name: value}, name)
+        self._order: list[StateLocation] = []
 
     def set_order(self, names: Sequence[str]) -> None:
         """Set the order in which the program takes the tensors."""
-        self._order = [self._slots[name] for name in names]
+        self._order = [self._locations[name] for name in names]
 
     def values(self) -> list[Any]:
         """The current tensors, in the program's order."""
@@ -301,5 +301,5 @@ class State:
 
     def find(self, name: str) -> Any:
         """The current tensor with this name."""
-        table, key = self._slots[name]
+        table, key = self._locations[name]
         return table[key]

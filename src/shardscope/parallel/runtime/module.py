@@ -13,7 +13,7 @@ from shardscope._torch.storage import scale_all
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes.backward import JointGraph
+from shardscope.parallel.passes import JointGraph
 from shardscope.parallel.runtime.codegen import write_function
 from shardscope.parallel.runtime.io import Inputs, Results, State
 

@@ -14,8 +14,8 @@ from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.export import flatten
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.mesh import Mesh
+from shardscope.parallel.passes import JointGraph, RankProgram
 from shardscope.parallel.passes.backward import (
-    JointGraph,
     move_to_cpu,
     relax_views,
     trace_joint,
@@ -23,7 +23,7 @@ from shardscope.parallel.passes.backward import (
 )
 from shardscope.parallel.passes.collectives import DifferentiableEmitter, FunctionalEmitter
 from shardscope.parallel.passes.exported import annotate, build_exported, local_state
-from shardscope.parallel.passes.lower import RankProgram, lower_rank
+from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.memory_use import measure_rank_memory
 from shardscope.parallel.runtime.module import RankModule, TrainingModule
 from shardscope.record import RankMemory

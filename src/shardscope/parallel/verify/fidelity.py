@@ -22,7 +22,8 @@ from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.equivalence.runs import MeanRngMode
 from shardscope.parallel.equivalence.step import named_buffers, named_parameters
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
-from shardscope.parallel.passes.capture import WithLoss, expand_objects
+from shardscope.parallel.passes import WithLoss
+from shardscope.parallel.passes.capture import expand_objects
 from shardscope.parallel.passes.exported import CallArguments
 from shardscope.record import FINE, TensorKind
 

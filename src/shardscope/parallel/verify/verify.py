@@ -24,10 +24,10 @@ from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, e
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, unshard_tensor
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.passes import RankProgram
 from shardscope.parallel.passes.backward import differentiate, trained_parameters
 from shardscope.parallel.passes.exported import CallArguments
-from shardscope.parallel.passes.lower import RankProgram
-from shardscope.parallel.runtime.rank_programs import RankPrograms, is_without_data
+from shardscope.parallel.runtime import RankPrograms, is_without_data
 from shardscope.parallel.verify.fidelity import check_export_fidelity
 from shardscope.parallel.verify.lockstep import run_in_lockstep
 from shardscope.plan.placements import Replicate, Shard
@@ -69,7 +69,10 @@ class Trial:
 def make_trial(
     programs: RankPrograms, names: Sequence[str | None] | None = None, *, is_run: bool = True
 ) -> Trial:
-    """The programs to run (none unless `is_run`) and compare; `names` are for the outputs."""
+    """The programs to compare; without ranks if they are not to be run.
+
+    `names` are names for the program's outputs; outputs whose name is None are not compared.
+    """
     output_names = None if names is None else tuple(names)
     ranks = programs.ranks if is_run else []
     single = fx.Interpreter(programs.single_device).run

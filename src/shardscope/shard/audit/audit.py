@@ -21,7 +21,7 @@ from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
-from shardscope.plan.plan import Plan
+from shardscope.plan import Plan
 from shardscope.record import Axis, Finding, Gap, Recording, Severity, Source
 from shardscope.record.text import describe_error
 from shardscope.shard.audit.finding_text import fold_indices

@@ -10,13 +10,17 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from shardscope.errors import AuditError, PlanError
-from shardscope.plan.module_sharding import weight_dim
-from shardscope.plan.parse import Entry, read_entry
+from shardscope.plan import Entry, Plan, read_entry
 from shardscope.plan.placement_syntax import describe_placement, is_placement
 from shardscope.plan.placements import Placement, Shard
-from shardscope.plan.plan import Plan
-from shardscope.plan.styles import Colwise, Rowwise, WeightStyle, weight_style
-from shardscope.plan.torch_styles import is_torch_style
+from shardscope.plan.styles import (
+    Colwise,
+    Rowwise,
+    WeightStyle,
+    is_torch_style,
+    weight_dim,
+    weight_style,
+)
 
 
 @final

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardscope._torch.mesh import describe_placements
 from shardscope._torch.modules import unwrap
-from shardscope.plan.match import PlanMatcher
+from shardscope.plan import PlanMatcher
 from shardscope.plan.placements import Shard
 from shardscope.plan.styles import Colwise, Rowwise
 from shardscope.record import Finding, MarkKind, Recording, Severity

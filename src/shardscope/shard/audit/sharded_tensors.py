@@ -42,7 +42,7 @@ from shardscope._torch.modules import (
 )
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.module_records import describe_parameter
-from shardscope.plan.match import PlanMatcher
+from shardscope.plan import PlanMatcher
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import PlanRule
 
