@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from cli.small_target import write
 from shardscope.cli import main
-from shardscope.parallel.program import ParallelProgram
+from shardscope.parallel.runtime.rank_programs import RankPrograms
 from shardscope.record import Phase, load
 
 MODEL = """
@@ -121,14 +121,14 @@ def test_strict_exits_with_1_after_listing_the_fallbacks(here: Path) -> None:
 def test_a_program_that_is_wrong_is_a_finding_and_is_not_saved(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def corrupt(self: ParallelProgram, rank: int) -> object:
-        made = write_rightly(self, rank)
+    def corrupt(self: RankPrograms, rank: int) -> object:
+        made = make_forward(self, rank)
         (linear, *_) = made.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
         linear.target = torch.ops.aten.sigmoid.default
         return made
 
-    write_rightly = ParallelProgram.write
-    monkeypatch.setattr(ParallelProgram, "write", corrupt)
+    make_forward = RankPrograms.forward
+    monkeypatch.setattr(RankPrograms, "forward", corrupt)
     result = run(write(here, TARGET), "-o", "made.json", "--save-dir", "out")
     assert result.exit_code == 1, result.output
     assert "1 of 1 tensor differ" in result.output

@@ -252,7 +252,7 @@ def test_a_torch_error_is_never_raised_raw(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("expected scalar type Long")
 
-    monkeypatch.setattr("shardscope.parallel.api.make_functional", fail)
+    monkeypatch.setattr("shardscope.parallel.partition.make_functional", fail)
     sentence = r"Mlp cannot be parallelized \(RuntimeError: expected scalar type Long\)\. Please"
     with pytest.raises(ParallelError, match=sentence):
         parallelize(Mlp(), "tp=2", PAIR, args=(x(),))

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -213,7 +213,8 @@ def test_a_plan_may_name_styles_in_every_way(style: Any) -> None:
     ("plan", "sentence"),
     [
         ([1], "The plan is list, not a mapping"),
-        ({"up": 3}, "rule 'up' gives int, which is neither a parallel style nor placements"),
+        ({"up": 3}, "entry 'up' gives int, which is neither a style nor a placement"),
+        ({"up": [Partial()]}, r"entry 'up' gives Partial\(\), but a parameter cannot be partial"),
     ],
 )
 def test_a_plan_that_is_none_is_refused(plan: Any, sentence: str) -> None:

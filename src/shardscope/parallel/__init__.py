@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope.parallel.api import parallelize
-    from shardscope.parallel.ir.placements import Partial, Replicate, Shard
-    from shardscope.parallel.plan.plan import Plan as Plan
-    from shardscope.parallel.plan.styles import Colwise as Colwise
-    from shardscope.parallel.plan.styles import ModuleInput as ModuleInput
-    from shardscope.parallel.plan.styles import ModuleOutput as ModuleOutput
-    from shardscope.parallel.plan.styles import Replicated as Replicated
-    from shardscope.parallel.plan.styles import Rowwise as Rowwise
-    from shardscope.parallel.plan.styles import Sequence as Sequence
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
+    from shardscope.plan.placements import Partial, Replicate, Shard
+    from shardscope.plan.plan import Plan as Plan
+    from shardscope.plan.styles import Colwise as Colwise
+    from shardscope.plan.styles import ModuleInput as ModuleInput
+    from shardscope.plan.styles import ModuleOutput as ModuleOutput
+    from shardscope.plan.styles import Replicated as Replicated
+    from shardscope.plan.styles import Rowwise as Rowwise
+    from shardscope.plan.styles import Sequence as Sequence
 
 _HOMES = {
-    "Colwise": "shardscope.parallel.plan.styles",
-    "ModuleInput": "shardscope.parallel.plan.styles",
-    "ModuleOutput": "shardscope.parallel.plan.styles",
+    "Colwise": "shardscope.plan.styles",
+    "ModuleInput": "shardscope.plan.styles",
+    "ModuleOutput": "shardscope.plan.styles",
     "ParallelProgram": "shardscope.parallel.program",
-    "Partial": "shardscope.parallel.ir.placements",
-    "Plan": "shardscope.parallel.plan.plan",
-    "Replicate": "shardscope.parallel.ir.placements",
-    "Replicated": "shardscope.parallel.plan.styles",
-    "Rowwise": "shardscope.parallel.plan.styles",
-    "Sequence": "shardscope.parallel.plan.styles",
-    "Shard": "shardscope.parallel.ir.placements",
+    "Partial": "shardscope.plan.placements",
+    "Plan": "shardscope.plan.plan",
+    "Replicate": "shardscope.plan.placements",
+    "Replicated": "shardscope.plan.styles",
+    "Rowwise": "shardscope.plan.styles",
+    "Sequence": "shardscope.plan.styles",
+    "Shard": "shardscope.plan.placements",
     "parallelize": "shardscope.parallel.api",
 }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -14,26 +14,14 @@ from shardscope._torch.modules import is_compile_wrapper, unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.errors import ParallelError
 from shardscope.parallel.equivalence import copy_model
-from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
+from shardscope.parallel.ir.graph import explained
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
-from shardscope.parallel.ir.placements import Placement, Replicate
-from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.ir.symbolic_sizes import find_sharded_symbols
-from shardscope.parallel.passes.capture import Capture, WithLoss, export_model, export_with_loss
-from shardscope.parallel.passes.constraints import BoundaryConstraints, check_heads, find_boundaries
-from shardscope.parallel.passes.from_export import make_functional, read_program
-from shardscope.parallel.passes.propagate import AxisConstraints, Fallback, propagate_axis
-from shardscope.parallel.passes.schedule_check import check_order
-from shardscope.parallel.plan.plan import Plan
-from shardscope.parallel.plan.program_index import index_program
-from shardscope.parallel.plan.resolve import PlacementConstraint, ResolvedPlan, resolve
+from shardscope.parallel.partition import partition_capture
+from shardscope.parallel.passes import Capture, Fallback, WithLoss, export_model, export_with_loss
 from shardscope.parallel.program import ParallelProgram
+from shardscope.plan import Plan
 
-_Key = TypeVar("_Key")
 _export_lock = threading.RLock()
-_NO_CONSTRAINTS = AxisConstraints(
-    inputs={}, module_inputs={}, module_outputs={}, outputs=lambda _: None
-)
 
 
 @explain_moved_names
@@ -86,7 +74,7 @@ def parallelize(
     with _export_lock, explained(f"{type(program).__name__} cannot be parallelized"):
         captured, original = _capture(program, examples, loss, dynamic_shapes)
         is_training = training or loss is not None
-        parallel_program = _partition_capture(captured, axes, full_plan, is_training=is_training)
+        parallel_program = partition_capture(captured, axes, full_plan, is_training=is_training)
         parallel_program.original = original
         if strict and parallel_program.fallbacks:
             raise _strict_error(parallel_program.fallbacks, axes)
@@ -95,96 +83,7 @@ def parallelize(
     return parallel_program
 
 
-def partition_by_plan(
-    program: ExportedProgram, mesh: Any, plan: Any, *, is_training: bool = False
-) -> ParallelProgram:
-    """Partition an exported program by a plan; without verification."""
-    return _partition_capture(
-        Capture(program), read_mesh(mesh), Plan.of(plan), is_training=is_training
-    )
-
-
-def _partition_capture(
-    capture: Capture, mesh: Mesh, plan: Plan, *, is_training: bool
-) -> ParallelProgram:
-    index = index_program(capture.program)
-    resolved = resolve(plan, index, mesh.axes)
-    # A cache of keys and values is the model's own state: each rank keeps its shard of it, unless
-    # the plan names that output.
-    cached = [path for i, path in enumerate(index.outputs or ()) if i in capture.cached]
-    as_computed: dict[str, PlacementConstraint] = dict.fromkeys(cached, (None,) * len(mesh.axes))
-    resolved = replace(resolved, outputs={**as_computed, **resolved.outputs})
-    return partition_program(capture.program, mesh, resolved, is_training=is_training)
-
-
-def partition_program(
-    program: ExportedProgram, mesh: Mesh, resolved: ResolvedPlan, *, is_training: bool = False
-) -> ParallelProgram:
-    """Partition an exported program by a resolved plan, which may be empty."""
-    index = index_program(program)
-    source = make_functional(program)
-    graph = read_program(source)
-    names = {value.alias: path for path, value in (index.inputs or {}).items()}
-    graph.name_values(names, list(index.outputs or ()))
-    names_by_primary = {
-        primary: (primary, *tensor.aliases) for primary, tensor in index.tensors.items()
-    }
-    aliases = {name: names_by_primary[primary] for name, primary in index.primary_names.items()}
-    fallbacks = propagate_all_axes(graph, mesh, resolved, aliases=aliases, is_training=is_training)
-    parallel_program = ParallelProgram(
-        source=source,
-        graph=graph,
-        mesh=mesh,
-        plan=resolved,
-        fallbacks=fallbacks,
-        is_training=is_training,
-    )
-    check_order(graph, mesh, gradients=parallel_program.gradients)
-    return parallel_program
-
-
-def propagate_all_axes(
-    graph: ShardingGraph,
-    mesh: Mesh,
-    resolved: ResolvedPlan,
-    *,
-    aliases: Mapping[str, Sequence[str]] | None = None,
-    is_training: bool = False,
-) -> list[Fallback]:
-    """Propagate placements and insert reshards along each axis of the mesh in turn."""
-    boundaries = find_boundaries(graph, resolved, aliases)
-    check_heads(graph, boundaries, mesh)
-    input_placements = _place_inputs(graph, resolved)
-    constrained = [*boundaries.module_outputs.items(), *input_placements.items()]
-    constrained += [
-        (value, constraint) for (_, value), constraint in boundaries.module_inputs.items()
-    ]
-    graph.shard_sizes(
-        find_sharded_symbols(
-            [(value.shape, constraint) for value, constraint in constrained], mesh.sizes
-        )
-    )
-    first_coordinate = MeshCoordinate(mesh.sizes, (0,) * len(mesh.sizes))
-    fallbacks = []
-    for axis, num_ranks in enumerate(mesh.sizes):
-        # Along an axis of one rank everything is replicated.
-        is_single_rank = num_ranks == 1
-        constraints = (
-            _NO_CONSTRAINTS
-            if is_single_rank
-            else _axis_constraints(graph, resolved, boundaries, input_placements, axis)
-        )
-        fallbacks += propagate_axis(
-            graph,
-            axis=axis,
-            coordinate=first_coordinate,
-            constraints=constraints,
-            is_training=is_training,
-        )
-    return fallbacks
-
-
-def check_program(program: Any) -> None:
+def check_program(program: object) -> None:
     """Raise ParallelError unless it is an exported program."""
     if isinstance(program, ExportedProgram):
         return
@@ -205,7 +104,12 @@ class _ExampleInputs:
 
 
 def _check_arguments(
-    program: Any, args: Any, kwargs: Any, loss: Any, targets: Any, dynamic_shapes: Any
+    program: object,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    loss: object,
+    targets: Sequence[Any],
+    dynamic_shapes: object,
 ) -> _ExampleInputs:
     examples = _ExampleInputs(_as_tuple(args), dict(kwargs), _as_tuple(targets))
     is_program = isinstance(program, ExportedProgram)
@@ -237,12 +141,15 @@ def _check_arguments(
     return examples
 
 
-def _as_tuple(values: Any) -> tuple[Any, ...]:
+def _as_tuple(values: object) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, (tuple, list)) else (values,)
 
 
 def _capture(
-    program: Any, examples: _ExampleInputs, loss: Any, dynamic_shapes: Any
+    program: ExportedProgram | nn.Module,
+    examples: _ExampleInputs,
+    loss: Callable[..., Tensor] | None,
+    dynamic_shapes: object,
 ) -> tuple[Capture, Callable[[], nn.Module]]:
     """The exported program, and a function that returns a copy of the model it comes from."""
     if isinstance(program, ExportedProgram):
@@ -253,61 +160,6 @@ def _capture(
     targets = examples.targets
     captured = export_with_loss(program, loss, args, kwargs, targets, dynamic_shapes)
     return Capture(captured), lambda: WithLoss(copy_model(program), loss, args, kwargs, targets)
-
-
-def _place_inputs(
-    graph: ShardingGraph, resolved: ResolvedPlan
-) -> dict[Value, tuple[Placement, ...]]:
-    """The placements of inputs, parameters, buffers and constants that the plan shards."""
-    placements = {}
-    for value, role in graph.inputs:
-        table = resolved.inputs if role.kind == "input" else resolved.tensors
-        if role.name in table:
-            placements[value] = table[role.name]
-    return placements
-
-
-def _axis_constraints(
-    graph: ShardingGraph,
-    resolved: ResolvedPlan,
-    boundaries: BoundaryConstraints,
-    input_placements: Mapping[Value, tuple[Placement, ...]],
-    axis: int,
-) -> AxisConstraints:
-    is_data_axis = any(
-        placements[axis] != Replicate()
-        for value, placements in input_placements.items()
-        if any(source is value and role.kind == "input" for source, role in graph.inputs)
-    )
-
-    def constrain_output(role: Role) -> Placement | None:
-        if role.kind == "mutation":
-            return resolved.tensors.get(role.name, _replicate_all(resolved))[axis]
-        if role.kind == "input mutation":
-            return resolved.inputs.get(role.name, _replicate_all(resolved))[axis]
-        if role.name in resolved.outputs:
-            return resolved.outputs[role.name][axis]
-        return None if is_data_axis else Replicate()
-
-    return AxisConstraints(
-        inputs={value: placements[axis] for value, placements in input_placements.items()},
-        module_inputs=_along_axis(boundaries.module_inputs, axis),
-        module_outputs=_along_axis(boundaries.module_outputs, axis),
-        outputs=constrain_output,
-        exited_modules=boundaries.exited_modules,
-        is_data_axis=is_data_axis,
-    )
-
-
-def _along_axis(
-    module_constraints: Mapping[_Key, PlacementConstraint], axis: int
-) -> dict[_Key, Placement]:
-    placements = {key: constraint[axis] for key, constraint in module_constraints.items()}
-    return {key: placement for key, placement in placements.items() if placement is not None}
-
-
-def _replicate_all(resolved: ResolvedPlan) -> tuple[Placement, ...]:
-    return (Replicate(),) * len(resolved.axes)
 
 
 def _strict_error(fallbacks: list[Fallback], mesh: Mesh) -> ParallelError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 from torch import fx
@@ -11,15 +10,13 @@ from torch import fx
 from shardscope._torch.collectives.functional import is_collective
 from shardscope.attribution.call_sites import user_source
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.parallel.ir.graph import Origin, Reshard, Role, ShardingGraph, Value
+from shardscope.parallel.ir.graph import Origin, Reshard, Role, RoleKind, ShardingGraph, Value
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes import propagate
+from shardscope.parallel.passes import RankProgram, ScheduledCollective, propagate
 from shardscope.parallel.passes.cost_model import GradientNames, shorten_op, size_hint
-from shardscope.parallel.passes.lower import RankProgram
 from shardscope.parallel.passes.memory_use import local_bytes
-from shardscope.parallel.passes.schedule import ScheduledCollective
-from shardscope.parallel.plan.resolve import ResolvedPlan
+from shardscope.parallel.plan import ResolvedPlan
 from shardscope.record import (
     FINE,
     Fallback,
@@ -37,7 +34,15 @@ from shardscope.record import (
     compress_ranks,
 )
 
-_KINDS = {**{str(kind): kind for kind in PlacedKind}, "input mutation": PlacedKind.MUTATION}
+_KINDS: Mapping[RoleKind, PlacedKind] = {
+    "parameter": PlacedKind.PARAMETER,
+    "buffer": PlacedKind.BUFFER,
+    "constant": PlacedKind.CONSTANT,
+    "input": PlacedKind.INPUT,
+    "output": PlacedKind.OUTPUT,
+    "mutation": PlacedKind.MUTATION,
+    "input mutation": PlacedKind.MUTATION,
+}
 
 
 def list_inserted(
@@ -84,7 +89,7 @@ def list_fallbacks(fallbacks: Sequence[propagate.Fallback], mesh: Mesh) -> list[
     return [
         Fallback(
             axis=axes[fallback.axis],
-            kind=FallbackKind(fallback.kind),
+            kind=fallback.kind,
             op=fallback.origin.op,
             node=fallback.origin.node,
             module=fallback.origin.module,
@@ -178,11 +183,14 @@ def _record_tensor(
 
 
 def _rules(role: Role, plan: ResolvedPlan) -> Iterator[str]:
-    values_by_kind: Mapping[str, Mapping[str, Any]] = {"input": plan.inputs, "output": plan.outputs}
+    values_by_kind: Mapping[RoleKind, Mapping[str, object]] = {
+        "input": plan.inputs,
+        "output": plan.outputs,
+    }
     if role.name in values_by_kind.get(role.kind, ()):
         yield f"{role.kind}s"
     elif role.kind not in values_by_kind:
-        yield from plan.rules.get(role.name, ())
+        yield from plan.patterns.get(role.name, ())
 
 
 def _source(origin: Origin) -> Source | None:

@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParallelError
-from shardscope.parallel.api import check_program, partition_program
+from shardscope.parallel.api import check_program
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.plan.plan import Plan
-from shardscope.parallel.plan.program_index import index_program
-from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
+from shardscope.parallel.partition import partition_program
+from shardscope.parallel.plan import ResolvedPlan, index_program, resolve
+from shardscope.plan import Plan
 
 _FIRST_GROUP = "0"  # what torch calls the group of all ranks, on each of them
 _LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})

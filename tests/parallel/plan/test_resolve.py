@@ -58,8 +58,8 @@ def test_a_sequence_parallel_plan_in_torchs_words_comes_to_what_torch_would_do()
     assert resolved.module_outputs["layers.2.wo"] == ((S1,),)
     assert resolved.module_inputs["head"] == InputConstraints(((R,),))
     assert resolved.module_outputs["head"] == ((R,),)
-    assert resolved.rules["layers.0.wo.weight"] == ("layers.*.wo",)
-    assert resolved.rules["layers.0"] == ("layers.*",)
+    assert resolved.patterns["layers.0.wo.weight"] == ("layers.*.wo",)
+    assert resolved.patterns["layers.0"] == ("layers.*",)
 
 
 def test_an_exact_name_wins_over_patterns_and_the_earlier_pattern_over_the_later() -> None:
@@ -71,9 +71,9 @@ def test_an_exact_name_wins_over_patterns_and_the_earlier_pattern_over_the_later
     }
     resolved = resolve(plan, DECODER, TP)
     assert resolved.tensors == {"layers.1.wo.weight": (S1,), "layers.2.wo.weight": (S0,)}
-    assert resolved.rules["layers.0.wo.weight"] == ("layers.0.wo",)
-    assert resolved.rules["layers.1.wo.bias"] == ("layers.[0-1].wo",)
-    assert resolved.rules["layers.2.wo.bias"] == ("layers.2.wo.bias",)
+    assert resolved.patterns["layers.0.wo.weight"] == ("layers.0.wo",)
+    assert resolved.patterns["layers.1.wo.bias"] == ("layers.[0-1].wo",)
+    assert resolved.patterns["layers.2.wo.bias"] == ("layers.2.wo.bias",)
     assert "layers.0.wo" not in resolved.module_inputs
     assert resolved.module_inputs["layers.2.wo"] == InputConstraints(((R,),))
 
@@ -90,7 +90,7 @@ def test_each_axis_is_decided_by_the_first_entry_that_names_it() -> None:
     assert resolved.tensors["layers.1.wo.bias"] == (S0, R)
     assert resolved.tensors["head.weight"] == (S0, R)
     assert "scale" not in resolved.tensors  # a buffer is cut by its name alone
-    assert resolved.rules["layers.0.wo.weight"] == ("**", "layers.*.wo")
+    assert resolved.patterns["layers.0.wo.weight"] == ("**", "layers.*.wo")
 
 
 def test_two_axes_may_shard_one_dim() -> None:
@@ -138,8 +138,8 @@ def test_one_entry_lays_out_a_tied_tensor_under_all_its_names() -> None:
 def test_entries_that_shard_a_tied_tensor_in_one_way_agree() -> None:
     resolved = resolve({"head": Colwise(), "tok": Rowwise()}, DECODER, TP)
     assert resolved.tensors == {"tok.weight": (S0,), "head.weight": (S0,)}
-    assert resolved.rules["tok.weight"] == ("tok",)
-    assert resolved.rules["head.weight"] == ("head",)
+    assert resolved.patterns["tok.weight"] == ("tok",)
+    assert resolved.patterns["head.weight"] == ("head",)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rule_proving import numbers, propagate_shards, stable_id
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.lookup import find_decomposition, load_rules
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 aten = torch.ops.aten
 R = Replicate()

@@ -8,14 +8,14 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 import torch
 
 from shardscope.errors import ParallelError, ShardscopeError
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.plan.placements import Placement, Size
 
 _numbers = itertools.count()
 
@@ -122,14 +122,29 @@ class Reshard:
         return [self.output]
 
 
+RoleKind = Literal[
+    "parameter",
+    "buffer",
+    "constant",
+    "object",
+    "token",
+    "input",
+    "output",
+    "mutation",
+    "input mutation",
+    "decomposed",
+]
+"""Kinds of inputs, then of outputs. A mutation is the new value of a buffer, an input mutation that
+of an input. In the graph of a decomposition, the outputs replace the decomposed node's results.
+"""
+
+
 @final
 @dataclass(frozen=True)
 class Role:
-    """What an input or output of the program is: "parameter", "buffer", "constant", "input",
-    "output", "mutation" (of a buffer or an input).
-    """
+    """What an input or output of the program is."""
 
-    kind: str
+    kind: RoleKind
     name: str = ""  # the state's name, or the path of an input or output
 
 

@@ -91,7 +91,7 @@ class Mesh:
         return f"{name}:{'-'.join(map(str, ranks))}"
 
 
-def read_mesh(mesh: Any) -> Mesh:
+def read_mesh(mesh: object) -> Mesh:
     """Convert a DeviceMesh, {"dp": 2, "tp": 4}, "dp=2,tp=4", or a number of ranks (axis "tp") to a
     Mesh.
     """
@@ -112,7 +112,7 @@ def describe_axes(axes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in axes.items())
 
 
-def _read_axes(mesh: Any) -> dict[str, int]:
+def _read_axes(mesh: object) -> dict[str, int]:
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         mesh = {"tp": mesh}
     original = mesh
@@ -139,7 +139,7 @@ def _read_axes(mesh: Any) -> dict[str, int]:
     return axes
 
 
-def _bad_mesh(mesh: Any) -> PlanError:
+def _bad_mesh(mesh: object) -> PlanError:
     return PlanError(
         f"{mesh!r} is not a mesh. Give a DeviceMesh, or names of axes with their sizes such as "
         '{"dp": 2, "tp": 4} or "dp=2,tp=4".'

@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.export import flatten, unflatten
 from shardscope._torch.snapshot import preserved_random_state
-from shardscope.parallel.api import partition_by_plan
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
     StepResult,
@@ -32,6 +31,7 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.parallel.parity.problems import Problem
+from shardscope.parallel.partition import partition_by_plan
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Argument
 
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import expression_of, fake_mode_of
@@ -19,6 +20,7 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import symbols_in
 from shardscope.parallel.passes.exported import local_example
 from shardscope.parallel.passes.lower import RankProgram
+from shardscope.plan.placements import Size
 
 _aten = torch.ops.aten
 _ALIASES = (_aten.detach.default, _aten.alias.default)
@@ -67,7 +69,7 @@ def move_to_cpu(graph: fx.Graph) -> None:
         node.kwargs = fx.node.map_aggregate(node.kwargs, _on_cpu)
 
 
-def _on_cpu(item: Any) -> Any:
+def _on_cpu(item: Argument) -> Argument:
     return torch.device("cpu") if isinstance(item, torch.device) else item
 
 
@@ -86,7 +88,7 @@ def _find_alias(node: fx.Node) -> fx.Node | None:
 
 
 def _merge_views(node: fx.Node) -> None:
-    """Make a view of a view a view of the first one's input."""
+    """Let a view of a view read the first view's input instead."""
     if _op_name(node) not in _VIEWS:
         return
     source = node.args[0]
@@ -99,11 +101,11 @@ def _view_key(node: fx.Node) -> Hashable | None:
     """A key that equal views share; None for nodes that are no views."""
     if _op_name(node) not in _DEDUPLICATED or node.kwargs:
         return None
-    return (_op_name(node), *map(_as_tuple, node.args))
+    return (_op_name(node), *map(_as_key, node.args))
 
 
-def _as_tuple(item: Any) -> Hashable:
-    return tuple(map(_as_tuple, item)) if isinstance(item, (list, tuple)) else item
+def _as_key(item: object) -> Hashable:
+    return tuple(map(_as_key, item)) if isinstance(item, (list, tuple)) else item
 
 
 def unalias_outputs(graph: fx.Graph, start: int) -> None:
@@ -127,7 +129,7 @@ def unalias_outputs(graph: fx.Graph, start: int) -> None:
     output.args = (results,)
 
 
-def _is_in(storage: Any, storages: list[Any]) -> bool:
+def _is_in(storage: torch.UntypedStorage, storages: list[torch.UntypedStorage | None]) -> bool:
     return any(candidate is storage for candidate in storages)
 
 
@@ -142,31 +144,35 @@ def _is_dense(value: Tensor) -> bool:
     return True
 
 
-def _storage(node: Any) -> torch.UntypedStorage | None:
+def _storage(node: object) -> torch.UntypedStorage | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.untyped_storage() if isinstance(value, Tensor) else None
 
 
 def _op_name(node: fx.Node) -> str:
-    """`view.default`; "" for what is no overload."""
+    """The name of a node's ATen op, such as `view.default`; "" if it calls no overload."""
     if not is_overload(node.target):
         return ""
     return str(node.target).removeprefix("aten.")
 
 
-def _shape(node: Any) -> tuple[Any, ...]:
+def _shape(node: Argument) -> tuple[Size, ...] | None:
+    if not isinstance(node, fx.Node):
+        return None
     return tuple(expression_of(size) for size in node.meta["val"].shape)
 
 
-def _as_node(item: Any) -> fx.Node | None:
+def _as_node(item: Argument) -> fx.Node | None:
     return item if isinstance(item, fx.Node) else None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class JointGraph:
-    """Takes the forward program's inputs, contiguous; returns its outputs, then the gradients, each
-    in a storage of its own.
+    """A graph that computes the forward outputs and then the gradients of the parameters.
+
+    It takes the forward program's inputs, which must be contiguous. Each gradient has a storage of
+    its own.
     """
 
     graph_module: fx.GraphModule
@@ -204,7 +210,7 @@ def _check_open(graph: ShardingGraph) -> None:
         )
 
 
-def _trace(run: Callable[..., Any], examples: list[Any]) -> fx.GraphModule:
+def _trace(run: Callable[..., list[object]], examples: list[object]) -> fx.GraphModule:
     with explained(
         "the backward pass cannot be traced without data",
         "Replace the op whose gradient depends on values, or parallelize without a loss.",
@@ -213,11 +219,11 @@ def _trace(run: Callable[..., Any], examples: list[Any]) -> fx.GraphModule:
     return traced
 
 
-def _example(value: Value, role: Role, graph: ShardingGraph, coordinate: MeshCoordinate) -> Any:
+def _example(value: Value, role: Role, graph: ShardingGraph, coordinate: MeshCoordinate) -> object:
     """The rank's fake tensor; for inputs contiguous, because views are traced by strides."""
     example = local_example(value, coordinate, graph.sizes)
-    is_input = role.kind == "input" and isinstance(example, Tensor)
-    return example.contiguous() if is_input else example
+    is_input = role.kind == "input"
+    return example.contiguous() if is_input and isinstance(example, Tensor) else example
 
 
 def trained_parameters(graph: ShardingGraph) -> list[str]:
@@ -225,21 +231,22 @@ def trained_parameters(graph: ShardingGraph) -> list[str]:
     return [role.name for _, role in _trained(graph)]
 
 
-def differentiate(graph: ShardingGraph, forward: Callable[..., Any]) -> Callable[..., list[Any]]:
+def differentiate(
+    graph: ShardingGraph, forward: Callable[..., Sequence[object]]
+) -> Callable[..., list[object]]:
     """A function that returns the outputs of `forward`, then the gradients of its loss."""
     inputs = [value for value, _ in graph.inputs]
     trained_indices = [inputs.index(value) for value, _ in _trained(graph)]
     loss = _loss_index(graph)
 
-    def run(*inputs_and_state: Any) -> list[Any]:
+    def run(*inputs_and_state: Any) -> list[object]:
         values = list(inputs_and_state)
         for index in trained_indices:
             values[index] = values[index].detach().requires_grad_()
         with torch.enable_grad():
             outputs = forward(*values)
-            _check_loss(outputs[loss])
             gradients = torch.autograd.grad(
-                outputs[loss],
+                _check_loss(outputs[loss]),
                 [values[index] for index in trained_indices],
                 allow_unused=True,
                 materialize_grads=True,
@@ -268,11 +275,11 @@ def _loss_dependencies(graph: ShardingGraph) -> set[Value]:
     return needed
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: object) -> Tensor:
     kind = type(loss).__name__
     if isinstance(loss, Tensor):
         if loss.requires_grad and loss.numel() == 1:
-            return
+            return loss
         kind = f"a tensor of shape {list(loss.shape)}"
         if not loss.requires_grad:
             kind += " that depends on no parameter"

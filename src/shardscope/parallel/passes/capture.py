@@ -6,7 +6,7 @@ import inspect
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -34,7 +34,10 @@ class Capture:
 
 
 def export_model(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any = None
+    model: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    dynamic_shapes: object = None,
 ) -> Capture:
     """Export a model on example inputs.
 
@@ -43,7 +46,7 @@ def export_model(
     """
     cache_flags: list[bool] = []
 
-    def expand(_: nn.Module, __: Any, output: Any) -> Any:
+    def expand(_: nn.Module, __: object, output: object) -> object:
         nest, cache_flags[:] = expand_objects(output)
         return nest
 
@@ -53,7 +56,7 @@ def export_model(
 
 
 @contextmanager
-def _replaced_output(model: nn.Module, replace_output: Callable[..., Any]) -> Iterator[None]:
+def _replaced_output(model: nn.Module, replace_output: Callable[..., object]) -> Iterator[None]:
     handle = model.register_forward_hook(replace_output)
     try:
         yield
@@ -62,7 +65,7 @@ def _replaced_output(model: nn.Module, replace_output: Callable[..., Any]) -> It
 
 
 def _export(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: Any
 ) -> ExportedProgram:
     _check_inputs(args, kwargs)
     try:
@@ -81,7 +84,7 @@ def _export(
         raise_explained(error, fact, f"Make {where} work first.")
 
 
-def _check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     inputs = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     for name, value in inputs.items():
         for leaf in flatten(value)[0]:
@@ -139,7 +142,7 @@ def _innermost_module(error: Exception) -> nn.Module | None:
     return innermost
 
 
-def expand_objects(output: Any) -> tuple[Any, list[bool]]:
+def expand_objects(output: object) -> tuple[object, list[bool]]:
     """The output as a pytree, and for each of its leaves whether it belongs to a cache.
 
     An object whose class is no pytree node becomes a dict of those attributes that hold tensors.
@@ -152,19 +155,19 @@ def expand_objects(output: Any) -> tuple[Any, list[bool]]:
     return unflatten(nests, tree), is_cached
 
 
-def _is_cache(leaf: Any) -> bool:
+def _is_cache(leaf: object) -> bool:
     """Whether its class is named a cache, as all key-value caches of transformers are."""
     return any(cls.__name__.endswith("Cache") for cls in type(leaf).__mro__)
 
 
-def _expand(leaf: Any) -> Any:
+def _expand(leaf: object) -> object:
     if isinstance(leaf, (Tensor, type)) or not hasattr(leaf, "__dict__"):
         return leaf
     nest = _tensors_of(leaf, set())
     return leaf if nest is None else nest
 
 
-def _tensors_of(nest: Any, parents: set[int]) -> Any:
+def _tensors_of(nest: object, parents: set[int]) -> object:
     """The tensors in nested objects and containers; None if there are none."""
     if isinstance(nest, Tensor):
         return nest
@@ -187,10 +190,10 @@ def _tensors_of(nest: Any, parents: set[int]) -> Any:
 def export_with_loss(
     model: nn.Module,
     loss: Callable[..., Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    targets: Sequence[Any],
-    dynamic_shapes: Any = None,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    targets: Sequence[object],
+    dynamic_shapes: object = None,
 ) -> ExportedProgram:
     """The program that takes a model's inputs, then targets, and returns `loss(output, *targets)`.
 
@@ -202,7 +205,7 @@ def export_with_loss(
     return unwrap(program)
 
 
-def _drop_objects(output: Any) -> Any:
+def _drop_objects(output: object) -> object:
     """The output with None for objects that torch.export cannot return, which a loss ignores."""
     leaves, tree = flatten(output, is_leaf=_is_cache)
     return unflatten([leaf if _expand(leaf) is leaf else None for leaf in leaves], tree)
@@ -213,7 +216,12 @@ class WithLoss(nn.Module):
     """A model with its loss: takes inputs, then targets."""
 
     def __init__(
-        self, model: nn.Module, loss: Callable[..., Tensor], args: Any, kwargs: Any, targets: Any
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor],
+        args: Sequence[object],
+        kwargs: Iterable[str],
+        targets: Sequence[object],
     ) -> None:
         super().__init__()
         self.model = model
@@ -223,9 +231,13 @@ class WithLoss(nn.Module):
 
 
 def _make_forward(
-    model: nn.Module, loss: Callable[..., Tensor], num_args: int, kwargs: Any, num_targets: int
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    num_args: int,
+    kwargs: Iterable[str],
+    num_targets: int,
 ) -> Callable[..., Tensor]:
-    def forward(*values: Any, **keywords: Any) -> Tensor:
+    def forward(*values: object, **keywords: object) -> Tensor:
         return loss(model(*values[:num_args], **keywords), *values[num_args:])
 
     names = [*_argument_names(model.forward, num_args), *_argument_names(loss, num_targets, skip=1)]
@@ -238,7 +250,7 @@ def _make_forward(
     return forward
 
 
-def _argument_names(function: Callable[..., Any], count: int, skip: int = 0) -> list[str]:
+def _argument_names(function: Callable[..., object], count: int, skip: int = 0) -> list[str]:
     """The names of a function's first `count` arguments; generated where it has none."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[skip:]
@@ -262,8 +274,14 @@ def unwrap(program: ExportedProgram) -> ExportedProgram:
             inner = [(key, (_strip_prefix(name), kind)) for key, (name, kind) in items if name]
             node.meta["nn_module_stack"] = dict(inner or items[:1])
     signature = program.graph_signature
-    inputs = [replace(spec, target=_strip_prefix(spec.target)) for spec in signature.input_specs]
-    outputs = [replace(spec, target=_strip_prefix(spec.target)) for spec in signature.output_specs]
+    inputs = [
+        replace(spec, target=spec.target and _strip_prefix(spec.target))
+        for spec in signature.input_specs
+    ]
+    outputs = [
+        replace(spec, target=spec.target and _strip_prefix(spec.target))
+        for spec in signature.output_specs
+    ]
     return ExportedProgram(
         root=program.graph_module,
         graph=program.graph,
@@ -277,7 +295,5 @@ def unwrap(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def _strip_prefix(name: Any) -> Any:
-    if not isinstance(name, str):
-        return name
+def _strip_prefix(name: str) -> str:
     return "" if name == _MODEL_ATTRIBUTE else name.removeprefix(f"{_MODEL_ATTRIBUTE}.")

@@ -7,7 +7,8 @@ collectives too; tracing the joint program replaces them by functional collectiv
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, fx
@@ -20,9 +21,18 @@ from shardscope._torch.collectives.functional import (
     WAIT,
 )
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.sharding_rules.context import GraphBuilder
+from shardscope.plan.placements import Size
+
+_Saved = TypeVar("_Saved")
+_InputGradients = tuple[Tensor | None, ...]
+
+
+class _Context(Generic[_Saved], Protocol):
+    """The context of an autograd function, which saves non-tensors for backward."""
+
+    saved: _Saved
 
 
 def all_reduce(value: Tensor, reduction: str, group: str) -> Tensor:
@@ -59,12 +69,12 @@ def shard_slice(
     return _apply(_ShardSlice, value, dim, start, size, num_ranks, group)
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+def _apply(function: type[torch.autograd.Function], *args: object) -> Tensor:
     result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result
 
 
-def _call_and_wait(op: Any, *args: Any) -> Tensor:
+def _call_and_wait(op: Callable[..., Tensor], *args: object) -> Tensor:
     result: Tensor = WAIT(op(*args))
     return result
 
@@ -72,37 +82,44 @@ def _call_and_wait(op: Any, *args: Any) -> Tensor:
 @final
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, reduction: str, group: str) -> Tensor:
+    def forward(ctx: object, value: Tensor, reduction: str, group: str) -> Tensor:
         return _call_and_wait(ALL_REDUCE, value.contiguous(), reduction, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: object, gradient: Tensor) -> _InputGradients:
         return gradient, None, None
 
 
 @final
 class _AllReduceGrad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, group: str) -> Tensor:
-        ctx.group = group
+    def forward(ctx: _Context[str], value: Tensor, group: str) -> Tensor:
+        ctx.saved = group
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _call_and_wait(ALL_REDUCE, gradient.contiguous(), "sum", ctx.group), None
+    def backward(ctx: _Context[str], gradient: Tensor) -> _InputGradients:
+        return _call_and_wait(ALL_REDUCE, gradient.contiguous(), "sum", ctx.saved), None
 
 
 @final
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, num_ranks: int, rank: int, group: str, has_partial_grad: bool
+        ctx: _Context[tuple[int, int, str, bool, int]],
+        value: Tensor,
+        num_ranks: int,
+        rank: int,
+        group: str,
+        has_partial_grad: bool,
     ) -> Tensor:
         ctx.saved = (num_ranks, rank, group, has_partial_grad, value.shape[0])
         return _call_and_wait(ALL_GATHER, value.contiguous(), num_ranks, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(
+        ctx: _Context[tuple[int, int, str, bool, int]], gradient: Tensor
+    ) -> _InputGradients:
         num_ranks, rank, group, has_partial_grad, size = ctx.saved
         if has_partial_grad:
             shard_grad = _call_and_wait(
@@ -116,12 +133,14 @@ class _Gather(torch.autograd.Function):
 @final
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, num_ranks: int, group: str) -> Tensor:
+    def forward(
+        ctx: _Context[tuple[int, str]], value: Tensor, num_ranks: int, group: str
+    ) -> Tensor:
         ctx.saved = (num_ranks, group)
         return _call_and_wait(REDUCE_SCATTER, value.contiguous(), "sum", num_ranks, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: _Context[tuple[int, str]], gradient: Tensor) -> _InputGradients:
         num_ranks, group = ctx.saved
         return _call_and_wait(ALL_GATHER, gradient.contiguous(), num_ranks, group), None, None
 
@@ -129,12 +148,14 @@ class _ReduceScatter(torch.autograd.Function):
 @final
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, splits: list[int], group: str) -> Tensor:
+    def forward(
+        ctx: _Context[tuple[list[int], str]], value: Tensor, splits: list[int], group: str
+    ) -> Tensor:
         ctx.saved = (splits, group)
         return _call_and_wait(ALL_TO_ALL, value.contiguous(), splits, splits, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: _Context[tuple[list[int], str]], gradient: Tensor) -> _InputGradients:
         splits, group = ctx.saved
         return _call_and_wait(ALL_TO_ALL, gradient.contiguous(), splits, splits, group), None, None
 
@@ -143,13 +164,19 @@ class _AllToAll(torch.autograd.Function):
 class _ShardSlice(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, dim: int, start: int, size: int, num_ranks: int, group: str
+        ctx: _Context[tuple[int, int, str]],
+        value: Tensor,
+        dim: int,
+        start: int,
+        size: int,
+        num_ranks: int,
+        group: str,
     ) -> Tensor:
         ctx.saved = (dim, num_ranks, group)
         return value.narrow(dim, start, size)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: _Context[tuple[int, int, str]], gradient: Tensor) -> _InputGradients:
         dim, num_ranks, group = ctx.saved
         shard_grad = gradient.movedim(dim, 0).contiguous()
         gathered = _call_and_wait(ALL_GATHER, shard_grad, num_ranks, group)
@@ -189,7 +216,7 @@ class FunctionalEmitter:
         first, last = self._builder.size(start), self._builder.size(start + size)
         return self._builder.write(torch.ops.aten.slice.Tensor, value, dim, first, last)
 
-    def _call(self, op: Any, *args: Any) -> fx.Node:
+    def _call(self, op: Callable[..., Tensor], *args: object) -> fx.Node:
         return self._builder.write(WAIT, self._builder.write(op, *args))
 
 

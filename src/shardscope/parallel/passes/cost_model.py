@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import sympy
 
@@ -17,15 +17,15 @@ from shardscope.parallel.ir.graph import (
     Value,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
-Hints = Mapping[Any, int]
-"""The sizes that export traced an open program with."""
+Hints = Mapping[sympy.Symbol, int]
+"""By the symbol of a dynamic size, the size that the program was exported with."""
 
 START_BYTES = 16 * 1024
-"""What could be sent in the time that a collective takes to start."""
+"""The bytes that could be sent in the time that a collective takes to start."""
 
 _GUESS = 64  # for a size that depends on data
 _SLICE = 1e-6  # no communication, but a shard is worth less than the full tensor
@@ -90,7 +90,7 @@ def reshard_kind(source: Placement, target: Placement) -> str:
 
 
 def describe_need(op_node: OpNode | Reshard, strategy: Strategy, position: int) -> str:
-    """E.g. `aten.linear's mm needs its mat2 sharded along dim 0`."""
+    """Why a node's input is resharded: `aten.linear's mm needs its mat2 sharded along dim 0`."""
     how = _describe_placement(strategy.inputs[position])
     if isinstance(op_node, Reshard):
         return f"a redistribution along another axis needs it {how}"
@@ -104,23 +104,23 @@ def describe_need(op_node: OpNode | Reshard, strategy: Strategy, position: int) 
 
 
 def describe_transfer(role: Role, placement: Placement) -> str:
-    """E.g. `the program returns it replicated`."""
+    """Why an output of the program is resharded: `the program returns it replicated`."""
     how = _describe_placement(placement)
     if role.kind == "output":
         return f"the program returns it {how}"
-    if role.kind == "piece":
+    if role.kind == "decomposed":
         return f"what it is a part of has it {how}"
     return f"the new {role.name} is {how}"
 
 
 def shorten_op(op: str) -> str:
-    """`aten.add` of `aten.add.Tensor`."""
+    """An op's name without its overload: `aten.add` for `aten.add.Tensor`."""
     parts = op.split(".")
     return ".".join(parts[:2]) if len(parts) == 3 else op
 
 
 def _name_op(origin: Origin) -> str:
-    """`aten.add`, or `aten.linear's add` of an op that was decomposed."""
+    """An op's name: `aten.add`, or `aten.linear's add` if aten.linear was decomposed into it."""
     op = shorten_op(origin.op)
     return f"{shorten_op(origin.part_of)}'s {op.rpartition('.')[2]}" if origin.part_of else op
 
@@ -135,7 +135,7 @@ def _describe_placement(placement: Placement) -> str:
     )
 
 
-def _argument_names(arguments: dict[str, Any]) -> Iterator[str]:
+def _argument_names(arguments: dict[str, object]) -> Iterator[str]:
     """The name of each tensor argument, in order."""
     for name, nest in arguments.items():
         yield from (
@@ -159,7 +159,7 @@ class GradientNames:
     def describe(
         self, value: Value, op_nodes: Sequence[OpNode | Reshard], *, is_grad_reduction: bool
     ) -> str:
-        """`gradient of norm.weight, which layers.0.norm uses sharded`.
+        """The cause of a collective: `gradient of norm.weight, which layers.0.norm uses sharded`.
 
         `op_nodes` are the nodes whose backward needs it: the reshard that is differentiated, or,
         for a gradient reduction, the sharded ops that read the value.

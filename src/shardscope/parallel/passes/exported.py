@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
+    ArgumentSpec,
     ExportGraphSignature,
     OutputSpec,
 )
@@ -21,6 +23,11 @@ from shardscope.parallel.ir.reference_sharding import local_shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 from shardscope.parallel.passes.lower import RankProgram
+
+_StateT = TypeVar("_StateT")
+
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and keyword arguments of a call."""
 
 
 def build_exported(
@@ -44,14 +51,14 @@ def build_exported(
     )
 
 
-def _without_gradients(state: Mapping[str, Any]) -> dict[str, Any]:
+def _without_gradients(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state, requiring no gradients: autograd through functional collectives would be wrong."""
-    frozen: dict[int, Any] = {}
+    frozen: dict[int, Tensor] = {}
     for tensor in state.values():
-        is_trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-        frozen[id(tensor)] = (
-            nn.Parameter(tensor.detach(), requires_grad=False) if is_trained else tensor
-        )
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            frozen[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+        else:
+            frozen[id(tensor)] = tensor
     return {name: frozen[id(tensor)] for name, tensor in state.items()}
 
 
@@ -76,7 +83,7 @@ def annotate(graph: ShardingGraph, rank: RankProgram) -> None:
                 _check_shape(node, value_of_node[node], rank.coordinate)
 
 
-def local_example(value: Value, coordinate: MeshCoordinate, sizes: OpenSizes) -> Any:
+def local_example(value: Value, coordinate: MeshCoordinate, sizes: OpenSizes) -> object:
     """A fake tensor of the shape of the rank's shard."""
     if not value.is_tensor:
         return value.example
@@ -106,7 +113,7 @@ def _check_shape(node: fx.Node, value: Value, coordinate: MeshCoordinate) -> Non
         )
 
 
-def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
+def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[sympy.Symbol, object]:
     """The ranges of dynamic sizes; of a sharded size, the range of its shards."""
     ranges = {
         symbol: value_range
@@ -117,12 +124,12 @@ def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
 
 
 def local_state(
-    state: Mapping[str, Any],
+    state: Mapping[str, _StateT],
     graph: ShardingGraph,
     coordinate: MeshCoordinate,
     *,
     trained: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, _StateT]:
     """The rank's shards of parameters, buffers or constants; tied tensors stay tied.
 
     Tensors that the program writes to, or that are `trained`, are copied; those that it only
@@ -136,9 +143,9 @@ def local_state(
     for tensor in state.values():
         if id(tensor) not in shards:
             shard = _shard_of(tensor, spec_by_id.get(id(tensor)), coordinate)
-            shards[id(tensor)] = (
-                _copy(shard) if shard is tensor and id(tensor) in written else shard
-            )
+            is_shared = shard is tensor and id(tensor) in written
+            is_copied = is_shared and isinstance(shard, Tensor)
+            shards[id(tensor)] = _copy(shard) if is_copied else shard
     return {name: shards[id(tensor)] for name, tensor in state.items()}
 
 
@@ -161,8 +168,8 @@ def _as_parameter(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def local_inputs(
-    example: tuple[Any, Any], graph: ShardingGraph, coordinate: MeshCoordinate
-) -> tuple[Any, Any]:
+    example: CallArguments, graph: ShardingGraph, coordinate: MeshCoordinate
+) -> CallArguments:
     """The rank's shards of the program's inputs."""
     leaves, tree = flatten(example)
     values = [value for value, role in graph.inputs if role.kind == "input"]
@@ -172,7 +179,7 @@ def local_inputs(
         else leaf
         for leaf, value in zip(leaves, values, strict=True)
     ]
-    local: tuple[Any, Any] = unflatten(shards, tree)
+    local: CallArguments = unflatten(shards, tree)
     return local
 
 
@@ -186,7 +193,7 @@ def _output_signature(signature: ExportGraphSignature, graph: fx.Graph) -> Expor
     return ExportGraphSignature(input_specs=list(signature.input_specs), output_specs=specs)
 
 
-def _argument(item: Any, before: Any) -> Any:
+def _argument(item: object, before: ArgumentSpec) -> ArgumentSpec:
     if not isinstance(item, fx.Node):
         return before
     return replace(before, name=item.name) if hasattr(before, "name") else before

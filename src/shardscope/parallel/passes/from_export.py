@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind
 
-from shardscope._torch.dispatch import is_higher_order, is_overload, name_arguments, op_schema
+from shardscope._torch.dispatch import (
+    OpOverload,
+    is_higher_order,
+    is_overload,
+    name_arguments,
+    op_schema,
+)
 from shardscope._torch.export import expression_of
 from shardscope.attribution.call_sites import user_line
 from shardscope.parallel.ir.graph import (
     Attribute,
     OpNode,
     Origin,
+    Reshard,
     Role,
+    RoleKind,
     ShardingGraph,
     Value,
     map_nest,
@@ -29,7 +37,8 @@ from shardscope.parallel.ir.graph import (
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 from shardscope.parallel.sharding_rules.grouped_mm import grouped_mm
 
-_INPUT_KINDS = {
+_OpT = TypeVar("_OpT")
+_INPUT_KINDS: dict[InputKind, RoleKind] = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
     InputKind.CONSTANT_TENSOR: "constant",
@@ -60,9 +69,9 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     return functional
 
 
-def _decompositions(graph: fx.Graph) -> dict[Any, Any]:
+def _decompositions(graph: fx.Graph) -> dict[OpOverload, Callable[..., object]]:
     """Decompositions of ops that torch keeps, though they hide a write or have no gradient."""
-    table: dict[Any, Any] = {torch.ops.aten.copy.default: _copy}
+    table: dict[OpOverload, Callable[..., object]] = {torch.ops.aten.copy.default: _copy}
     table |= {node.target: grouped_mm for node in graph.nodes if _is_grouped_mm(node)}
     norm = torch.ops.aten.instance_norm.default
     calls = [node for node in graph.nodes if node.target is norm]
@@ -183,7 +192,7 @@ class _Inliner:
         else:
             self._copies[node] = self._copy_node(node, node.name)
 
-    def _copy_node(self, node: fx.Node, name: str) -> Any:
+    def _copy_node(self, node: fx.Node, name: str) -> fx.Node:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._copies.__getitem__)
         target = node.target
         if target is torch.ops.aten.detach_.default and len(node.all_input_nodes[0].users) == 1:
@@ -273,7 +282,7 @@ class _Reader:
         self._program = program
         self._values: dict[fx.Node, Any] = {}
         self._inputs: list[tuple[Value, Role]] = []
-        self._op_nodes: list[Any] = []
+        self._op_nodes: list[OpNode | Reshard] = []
 
     def read(self) -> ShardingGraph:
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
@@ -293,7 +302,7 @@ class _Reader:
             graph.sizes.learn(value.example)
         return graph
 
-    def _read_placeholder(self, node: fx.Node, spec: Any) -> None:
+    def _read_placeholder(self, node: fx.Node, spec: InputSpec) -> None:
         value = _make_value(node.name, node.meta.get("val"), OpenSizes())
         self._values[node] = value
         self._inputs.append((value, Role(_INPUT_KINDS[spec.kind], spec.target or node.name)))
@@ -349,7 +358,9 @@ def _output_roles(signature: ExportGraphSignature) -> list[Role]:
             num_before = sum(role.kind == "output" for role in roles)
             roles.append(Role("output", str(num_before)))
         else:
-            kind = "input mutation" if spec.kind is OutputKind.USER_INPUT_MUTATION else "mutation"
+            kind: RoleKind = (
+                "input mutation" if spec.kind is OutputKind.USER_INPUT_MUTATION else "mutation"
+            )
             roles.append(Role(kind, str(spec.target or index)))
     return roles
 
@@ -368,7 +379,7 @@ def origin_of(node: fx.Node) -> Origin:
     )
 
 
-def lower_op(op: Any) -> Any:
+def lower_op(op: _OpT) -> _OpT | OpOverload:
     """The op to use in ranks' programs: reshape instead of view, else the op itself.
 
     Kernels may return other strides than those that the program was traced with.
@@ -383,14 +394,14 @@ def read_result(name: str, val: Any, sizes: OpenSizes | None = None) -> Any:
     return None if val is None else _make_value(name, val, sizes or OpenSizes())
 
 
-def _make_value(name: str, val: Any, sizes: OpenSizes) -> Value:
+def _make_value(name: str, val: object, sizes: OpenSizes) -> Value:
     if isinstance(val, torch.Tensor):
         shape = tuple(sizes.of(expression_of(size)) for size in val.shape)
         return Value(name, shape=shape, dtype=val.dtype, example=val)
     return Value(name, scalar=sizes.of(expression_of(val)), example=val)
 
 
-def _leaves(nest: Any) -> list[Any]:
+def _leaves(nest: object) -> list[object]:
     if isinstance(nest, (list, tuple)):
         return [leaf for item in nest for leaf in _leaves(item)]
     return [nest]

@@ -5,8 +5,8 @@ replicated value that a sharded op reads is each rank's term of a sum.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Hashable, Iterator
+from typing import final
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from torch import Tensor
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import fake_mode_of, flatten, traced
 from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value, map_nest, values_in
-from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.plan.placements import Replicate, Shard
 
 
 @final
@@ -92,7 +92,7 @@ class Gradients:
     def __init__(self, graph: ShardingGraph) -> None:
         self._mode = fake_mode_of([value.example for value, _ in graph.inputs if value.is_tensor])
         self._has_open_sizes = bool(graph.sizes.known)
-        self._probed: dict[Any, tuple[bool, ...]] = {}
+        self._probed: dict[Hashable, tuple[bool, ...]] = {}
         self._trained = {
             value
             for value, role in graph.inputs
@@ -158,7 +158,7 @@ def _differentiate(op_node: OpNode, position: int) -> tuple[bool, ...]:
     """Run the op on fake tensors, of which one requires a gradient; True for outputs that do."""
     positions = iter(range(len(op_node.inputs)))
 
-    def example(item: Any) -> Any:
+    def example(item: object) -> object:
         if not isinstance(item, Value) or not item.is_tensor:
             return item.example if isinstance(item, Value) else item
         leaf = item.example.detach()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import sympy
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
-from shardscope._torch.dispatch import is_overload, op_packet, op_schema
+from shardscope._torch.dispatch import OpOverload, is_overload, op_packet, op_schema
 from shardscope.parallel.ir.graph import (
     Attribute,
     OpNode,
@@ -20,13 +21,13 @@ from shardscope.parallel.ir.graph import (
     error_context,
     map_nest,
 )
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.grad_reduction import find_grad_reductions
 from shardscope.parallel.passes.reshard import CollectiveEmitter, lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE, describe_call
 from shardscope.parallel.sharding_rules.context import GraphBuilder, LocalSize, LoweringContext
 from shardscope.parallel.sharding_rules.lookup import find_lowering
+from shardscope.plan.placements import Placement, Size
 
 _Write = Callable[..., fx.Node]
 
@@ -50,7 +51,7 @@ class LocalSizes:
                 if factor.is_Integer:
                     self._sources.setdefault(symbol, (node, dim, int(factor)))
 
-    def add_node(self, node: fx.Node, size: Any) -> None:
+    def add_node(self, node: fx.Node, size: object) -> None:
         """Register a node that computes this size."""
         if isinstance(size, sympy.Expr):
             self._nodes_by_size.setdefault(size, node)
@@ -86,14 +87,18 @@ class LocalSizes:
 
 @final
 class RankProgram:
-    """The FX graph of one rank, and by value of the ShardingGraph the node that computes it."""
+    """The FX graph of one rank.
+
+    `nodes` has, by value of the ShardingGraph, the node that computes the rank's shard of it, and
+    `reshards` the nodes of each reshard.
+    """
 
     def __init__(self, coordinate: MeshCoordinate) -> None:
         self.coordinate = coordinate
         self.graph = fx.Graph()
-        self.nodes: dict[Value, Any] = {}
+        self.nodes: dict[Value, LocalSize] = {}  # a size may be a number
         self.reshards: dict[Reshard, list[fx.Node]] = {}
-        self.attributes: dict[str, Any] = {}
+        self.attributes: dict[str, object] = {}
 
     def as_module(self) -> fx.GraphModule:
         """The graph as a module with its attributes; parameters and buffers are inputs."""
@@ -131,7 +136,7 @@ class _RankLowering:
         self._emitter = make_emitter(self)
         self._grad_reductions = find_grad_reductions(graph)
         self._grad_reduced: dict[tuple[Value, tuple[int, ...]], fx.Node] = {}
-        self._meta: dict[str, Any] = {}
+        self._meta: dict[str, object] = {}
         self._new_nodes: list[fx.Node] = []
 
     def lower_graph(self) -> RankProgram:
@@ -150,7 +155,7 @@ class _RankLowering:
 
     # The GraphBuilder protocol.
 
-    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+    def write(self, op: Callable[..., object], /, *args: Argument, **kwargs: Argument) -> fx.Node:
         if is_overload(op):
             args, kwargs = _positional_arguments(op, args, kwargs)
         node = self._fx_graph.create_node("call_function", op, args, kwargs, name=_node_name(op))
@@ -212,21 +217,23 @@ class _RankLowering:
             return self.write(op_node.op, **arguments)
         return self.write(op_node.op, *arguments.values())
 
-    def _arguments(self, op_node: OpNode) -> Any:
+    def _arguments(self, op_node: OpNode) -> dict[str, Any]:
         positions = iter(range(len(op_node.inputs)))
 
-        def find(item: Any) -> Any:
+        def find(item: object) -> object:
             if isinstance(item, Value) and item.is_tensor:
                 return self._allreduce_grad(
                     item, self._grad_reductions.axes_to_reduce(op_node, next(positions))
                 )
             return self._local(item)
 
-        return map_nest(op_node.arguments, find)
+        arguments: dict[str, Any] = map_nest(op_node.arguments, find)
+        return arguments
 
-    def _allreduce_grad(self, value: Value, axes: tuple[int, ...]) -> Any:
+    def _allreduce_grad(self, value: Value, axes: tuple[int, ...]) -> fx.Node:
         """The node of a replicated value whose gradient is all-reduced over these axes."""
         node = self._nodes[value]
+        assert isinstance(node, fx.Node)
         for axis in axes:
             if (value, axes) in self._grad_reduced:
                 return self._grad_reduced[value, axes]
@@ -273,14 +280,14 @@ class _RankLowering:
                     item = node[index] if is_list else self.item(node, index)
                     self._map_result(part, item)
 
-    def _local(self, item: Any) -> Any:
+    def _local(self, item: Any) -> Argument:
         if isinstance(item, Attribute):
             self._program.attributes[item.name] = item.thing
             return self._fx_graph.get_attr(item.name)
         return self._nodes[item] if isinstance(item, Value) else item
 
 
-def _node_name(op: Any) -> str:
+def _node_name(op: Callable[..., object]) -> str:
     """A node's name as torch.export chooses it: the op without its overload."""
     return str(op_packet(op).__name__ if is_overload(op) else op.__name__)
 
@@ -290,8 +297,8 @@ def _is_replicated(placements: list[Placement]) -> bool:
 
 
 def _positional_arguments(
-    op: Any, args: Any, kwargs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    op: OpOverload, args: Sequence[Argument], kwargs: dict[str, Argument]
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """Arguments by position, without trailing defaults; keyword-only ones by name."""
     schema = op_schema(op).arguments
     named = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
@@ -309,7 +316,7 @@ def _positional_arguments(
     return tuple(values), keywords
 
 
-def _is_default(argument: Any, value: Any) -> bool:
+def _is_default(argument: torch.Argument, value: object) -> bool:
     if not argument.has_default_value() or isinstance(value, fx.Node):
         return False
     return type(value) is type(argument.default_value) and value == argument.default_value

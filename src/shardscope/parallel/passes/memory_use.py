@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
+import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from shardscope._torch.collectives.functional import WAIT
 from shardscope._torch.export import expression_of, flatten
 from shardscope.parallel.ir.graph import ShardingGraph, Value
-from shardscope.parallel.ir.placements import product
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.cost_model import Hints, size_hint
+from shardscope.plan.placements import product
 from shardscope.record import RankMemory, compress_ranks
 
 
@@ -29,7 +30,7 @@ class Footprint:
     peak_node: fx.Node | None
 
 
-def measure(graph: fx.Graph, hints: Hints, *, gradients: Iterable[Any] = ()) -> Footprint:
+def measure(graph: fx.Graph, hints: Hints, *, gradients: Iterable[fx.Node] = ()) -> Footprint:
     """The peak memory of a graph whose nodes have fake tensors in `meta["val"]`.
 
     `gradients` are nodes to count separately. Outputs live to the end, other
@@ -53,7 +54,7 @@ class _Storage:
     first_use: int
     last_use: int
     is_gradient: bool = False
-    storage: Any = None  # kept alive, so that its id is not reused
+    storage: torch.UntypedStorage | None = None  # kept alive, so that its id is not reused
 
 
 @final
@@ -61,7 +62,7 @@ class _Storage:
 class _StorageTracker:
     hints: Hints
     storages: list[_Storage] = field(default_factory=list)
-    storages_by_node: dict[Any, list[_Storage]] = field(default_factory=dict)  # by node
+    storages_by_node: dict[fx.Node, list[_Storage]] = field(default_factory=dict)
     _known: dict[int, _Storage | None] = field(
         default_factory=dict
     )  # by id; None: an input or attribute
@@ -136,7 +137,8 @@ def measure_rank_memory(
         if role.kind == "input"
     )
     (output,) = fx_graph.find_nodes(op="output")
-    results: Any = output.args[0]
+    results = output.args[0]
+    assert isinstance(results, (list, tuple))
     gradient_nodes = results[len(results) - num_gradients :] if num_gradients else ()
     footprint = measure(
         fx_graph,
@@ -161,12 +163,14 @@ def measure_rank_memory(
 
 def local_bytes(value: Value, graph: ShardingGraph, coordinate: MeshCoordinate) -> int:
     """The bytes of a rank's shard of a value; 0 if it is no tensor."""
-    return _bytes(value.spec, value.dtype, graph, coordinate) if value.is_tensor else 0
+    return 0 if value.dtype is None else _bytes(value.spec, value.dtype, graph, coordinate)
 
 
-def _bytes(spec: ShardSpec, dtype: Any, graph: ShardingGraph, coordinate: MeshCoordinate) -> int:
+def _bytes(
+    spec: ShardSpec, dtype: torch.dtype, graph: ShardingGraph, coordinate: MeshCoordinate
+) -> int:
     num_elements = size_hint(product(spec.local_shape(coordinate)), graph.sizes.hints)
-    return num_elements * int(dtype.itemsize)
+    return num_elements * dtype.itemsize
 
 
 def _state_bytes(
@@ -188,7 +192,7 @@ def _state_bytes(
 
 
 def _unique_tensors(
-    source: ExportedProgram, state: dict[str, Any]
+    source: ExportedProgram, state: dict[str, object]
 ) -> Iterator[tuple[bool, Tensor]]:
     parameters = set(source.graph_signature.parameters)
     seen: set[int] = set()

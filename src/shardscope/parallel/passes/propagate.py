@@ -29,7 +29,6 @@ from shardscope.parallel.ir.graph import (
     map_nest,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import (
     START_BYTES,
@@ -39,9 +38,10 @@ from shardscope.parallel.passes.cost_model import (
     reshard_bytes,
     reshard_cost,
 )
-from shardscope.parallel.passes.decompose import Decomposition, decompose
-from shardscope.parallel.passes.strategies import StrategyLookup
+from shardscope.parallel.passes.strategies import Decomposition, StrategyLookup, decompose
 from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
+from shardscope.record import FallbackKind
 
 # Factors on the cost of resharding a parameter. On an axis that shards the data, weights are
 # gathered to match the data; on other axes they stay as planned.
@@ -70,7 +70,7 @@ class Fallback:
     """An op that has no strategy for the placements of its inputs."""
 
     axis: int
-    kind: str  # "decomposition" or "replicate"
+    kind: FallbackKind
     origin: Origin
     placements: tuple[Placement, ...]  # of its tensor arguments, before resharding
     size_bytes: int  # communicated because of it
@@ -150,7 +150,7 @@ class _AxisPropagation:
             if placement is not None
         }
         for op_node in self.graph.op_nodes:
-            with error_context(op_node.origin, "cut"):
+            with error_context(op_node.origin, "sharded"):
                 self._advance(op_node)
         self.graph.outputs = [self._place_output(item, role) for item, role in self.graph.outputs]
         self.graph.op_nodes = self.op_nodes
@@ -173,13 +173,13 @@ class _AxisPropagation:
             and not self._only_gathers_parameters(op_node, strategy)
             and not self._has_local_strategy(op_node)
         ):
-            self._record_fallback("replicate", op_node, cost)
+            self._record_fallback(FallbackKind.REPLICATE, op_node, cost)
         self._apply_strategy(op_node, strategy)
 
     def _apply_input_constraints(self, op_node: OpNode | Reshard) -> None:
         """Replace each argument by its current value, resharded as its module's inputs must be."""
 
-        def find(item: Any) -> Any:
+        def find(item: object) -> object:
             if not isinstance(item, Value):
                 return item
             value = self.current_values.get(item, item)
@@ -283,7 +283,7 @@ class _AxisPropagation:
     def _apply_strategy(self, op_node: OpNode | Reshard, strategy: Strategy) -> None:
         targets = iter(enumerate(strategy.inputs))
 
-        def reshard_input(item: Any) -> Any:
+        def reshard_input(item: object) -> object:
             if not isinstance(item, Value) or not item.is_tensor:
                 return item
             position, target = next(targets)
@@ -390,7 +390,7 @@ class _AxisPropagation:
                 return replace(op_node, outputs=[output], result=output, strategies=strategies)
         return None
 
-    def _place_output(self, item: Any, role: Role) -> tuple[Any, Role]:
+    def _place_output(self, item: object, role: Role) -> tuple[object, Role]:
         if not isinstance(item, Value) or not item.is_tensor:
             return item, role
         value = self.current_values.get(item, item)
@@ -421,7 +421,7 @@ class _AxisPropagation:
             self._restore(checkpoint)
             return False
         if not decomposition.is_ours:
-            self._record_fallback("decomposition", op_node, cost_decomposed)
+            self._record_fallback(FallbackKind.DECOMPOSITION, op_node, cost_decomposed)
         return True
 
     def _buffer_costs(self, decomposition: Decomposition) -> float:
@@ -447,7 +447,8 @@ class _AxisPropagation:
     ) -> tuple[list[OpNode | Reshard], list[Value]]:
         """Propagate the decomposition along earlier axes, to the node's result placements."""
         results = [
-            (new, Role("piece", str(i))) for i, new in enumerate(decomposition.results.values())
+            (new, Role("decomposed", str(i)))
+            for i, new in enumerate(decomposition.results.values())
         ]
         graph = ShardingGraph(
             inputs=[],
@@ -520,7 +521,7 @@ class _AxisPropagation:
             value.root in self.parameters for value in gathered
         )
 
-    def _record_fallback(self, kind: str, op_node: OpNode | Reshard, cost: float) -> None:
+    def _record_fallback(self, kind: FallbackKind, op_node: OpNode | Reshard, cost: float) -> None:
         input_placements = tuple(self._placement(value) for value in op_node.inputs)
         self.fallbacks.append(
             Fallback(self.axis, kind, op_node.origin, input_placements, int(cost))

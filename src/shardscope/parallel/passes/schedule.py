@@ -6,14 +6,14 @@ program, but on meta tensors, by an emitter that records the collectives instead
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor, fx
 
 from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import Hints, size_hint
 from shardscope.parallel.passes.grad_reduction import (
@@ -21,8 +21,10 @@ from shardscope.parallel.passes.grad_reduction import (
     GradReductions,
     find_grad_reductions,
 )
-from shardscope.parallel.passes.reshard import lower_reshard
+from shardscope.parallel.passes.reshard import CollectiveEmitter, lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE
+from shardscope.parallel.sharding_rules.context import GraphBuilder
+from shardscope.plan.placements import Size
 from shardscope.record import CollectiveKind, Phase
 
 
@@ -105,14 +107,14 @@ class _ScheduleTracer:
             reshard.value, reshard, needs_grad=self._passes_gradient(reshard, 0)
         )
         has_partial_grad = self._grad_reductions.has_partial_grad(reshard.output, reshard.axis)
+        # Their nodes are meta tensors here, and the lowering only passes nodes on.
         value = cast(fx.Node, self._meta_tensor(reshard.value))
-        builder, emitter = cast(Any, self._builder), cast(Any, self._emitter)
         lower_reshard(
             reshard,
             value,
             coordinate=self._coordinate,
-            builder=builder,
-            emitter=emitter,
+            builder=cast(GraphBuilder, self._builder),
+            emitter=cast(CollectiveEmitter, self._emitter),
             has_partial_grad=has_partial_grad,
         )
 
@@ -151,10 +153,10 @@ class _ScheduleBuilder:
     def __init__(self, hints: Hints) -> None:
         self._hints = hints
 
-    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def write(self, op: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         return op(*args, **kwargs)
 
-    def item(self, value: Any, index: int) -> Any:
+    def item(self, value: Sequence[object], index: int) -> object:
         return value[index]
 
     def size(self, value: Size) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,6 +20,7 @@ from shardscope.parallel.passes.grad_reduction import Gradients, find_grad_reduc
 from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
 from shardscope.parallel.sharding_rules.lookup import find_lowering
+from shardscope.plan.placements import Size
 
 _aten = torch.ops.aten
 # Ops that read only a tensor's shape or dtype: no gradient passes through them.
@@ -80,7 +80,7 @@ def _has_open_sizes(op_node: OpNode) -> bool:
     return any(not isinstance(size, (int, float, type(None))) for size in sizes)
 
 
-def _describe_argument(item: Any) -> Any:
+def _describe_argument(item: object) -> object:
     if isinstance(item, Value):
         return (item.spec, item.dtype) if item.is_tensor else item.scalar
     return item
@@ -199,7 +199,7 @@ def group_ranks_by_shapes(graph: ShardingGraph, mesh: Mesh) -> list[tuple[int, .
     values += [output for op_node in graph.op_nodes for output in op_node.outputs]
     specs: set[ShardSpec] = {value.spec for value in values if value.is_tensor}
     uneven = [spec for spec in specs if not spec.is_even(mesh.sizes)]
-    ranks_by_shapes: dict[Any, list[int]] = {}
+    ranks_by_shapes: dict[tuple[tuple[Size, ...], ...], list[int]] = {}
     for coordinate in mesh.coordinates:
         shapes = tuple(spec.local_shape(coordinate) for spec in uneven)
         ranks_by_shapes.setdefault(shapes, []).append(mesh.rank_at(coordinate))
@@ -225,9 +225,9 @@ def _compare_schedules(
             )
 
 
-def _key(collective: ScheduledCollective | None, axis: int) -> Any:
+def _key(collective: ScheduledCollective | None, axis: int) -> tuple[object, ...] | None:
     if collective is None or collective.axis != axis:
-        return collective and (collective.axis, collective.kind)
+        return None if collective is None else (collective.axis, collective.kind)
     return (
         collective.axis,
         collective.kind,

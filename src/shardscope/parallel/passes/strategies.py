@@ -1,22 +1,27 @@
-"""The strategies of an op node along one axis: from its sharding rule, checked and extended."""
+"""How an op node can be sharded: its strategies along one axis, and its decomposition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import sympy
 import torch
+from torch import fx
+from torch.export import default_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardscope._torch.dispatch import is_overload
-from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, divides
+from shardscope._torch.dispatch import is_overload, name_arguments, op_schema
+from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest, values_in
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.passes.from_export import lower_op, read_result
 from shardscope.parallel.sharding_rules.builders import leaves_some
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
+from shardscope.parallel.sharding_rules.lookup import find_decomposition, find_rule
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, divides
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 
@@ -36,7 +41,7 @@ class StrategyLookup:
         self._axis = axis
         self._coordinate = coordinate
         self.is_training = is_training
-        self._cache: dict[Any, list[Strategy]] = {}
+        self._cache: dict[Hashable, list[Strategy]] = {}
 
     @property
     def num_ranks(self) -> int:
@@ -94,7 +99,7 @@ def describe_call(
 ) -> OpCall:
     """An op node as a call whose tensors are sharded along the first `num_axes` axes."""
 
-    def spec_of(value: Any) -> Any:
+    def spec_of(value: object) -> object:
         if not isinstance(value, Value):
             return value
         if not value.is_tensor:
@@ -192,7 +197,7 @@ def _reshard_strategies(reshard: Reshard, input_placement: Placement) -> Iterato
         yield Strategy((input_placement,), (input_placement,))
 
 
-def _freeze(nest: Any) -> Any:
+def _freeze(nest: object) -> Hashable:
     if isinstance(nest, (list, tuple)):
         return tuple(_freeze(item) for item in nest)
     if isinstance(nest, dict):
@@ -201,3 +206,129 @@ def _freeze(nest: Any) -> Any:
         return ("slice", _freeze((nest.start, nest.stop, nest.step)))
     # 1, 1.0 and True are equal, but not the same argument.
     return (type(nest), nest) if isinstance(nest, (int, float, bool)) else nest
+
+
+@final
+@dataclass(frozen=True)
+class Decomposition:
+    """Op nodes that compute what one op node did, and the values that replace its results."""
+
+    op_nodes: list[OpNode]
+    results: dict[Value, Value]  # old to new
+    is_ours: bool  # written for sharding, not torch's own
+
+
+def decompose(op_node: OpNode, sizes: OpenSizes) -> Decomposition | None:
+    """The node's decomposition: our own, else torch's; None if there is none."""
+    ours = find_decomposition(op_node.op) if is_overload(op_node.op) else None
+    function = ours or _torch_decomposition(op_node.op)
+    if function is None:
+        return None
+    graph, inputs = _trace_decomposition(function, op_node)
+    if graph is None or _is_unchanged(graph, op_node.op):
+        return None
+    return _read_decomposition(graph, inputs, op_node, sizes, is_ours=ours is not None)
+
+
+def _torch_decomposition(op: object) -> Callable[..., object] | None:
+    if not is_overload(op):
+        return None
+    function: Callable[..., object] | None = default_decompositions().get(op)
+    return function
+
+
+def _trace_decomposition(
+    function: Callable[..., object], op_node: OpNode
+) -> tuple[fx.Graph | None, list[Value]]:
+    """The graph of the function on the node's arguments, and the values of its placeholders."""
+    inputs = list(
+        dict.fromkeys(value for value in values_in(op_node.arguments) if _is_traced(value))
+    )
+    examples = [value.example for value in inputs]
+
+    def call(*values: object) -> object:
+        values_by_input = dict(zip(inputs, values, strict=True))
+        arguments = map_nest(op_node.arguments, lambda item: _substitute(item, values_by_input))
+        return function(*arguments.values()) if _is_positional(op_node) else function(**arguments)
+
+    try:
+        return make_fx(call, pre_dispatch=True)(*examples).graph, inputs
+    except NotImplementedError:
+        return None, inputs
+
+
+def _is_traced(value: Value) -> bool:
+    return value.is_tensor or isinstance(value.example, torch.SymInt)
+
+
+def _substitute(item: object, values_by_input: dict[Value, object]) -> object:
+    if not isinstance(item, Value):
+        return item
+    return values_by_input.get(item, item.example)
+
+
+def _is_positional(op_node: OpNode) -> bool:
+    return not any(argument.kwarg_only for argument in op_schema(op_node.op).arguments)
+
+
+def _is_unchanged(graph: fx.Graph, op: object) -> bool:
+    return [node.target for node in graph.nodes if node.op == "call_function"] == [op]
+
+
+def _read_decomposition(
+    graph: fx.Graph, inputs: list[Value], op_node: OpNode, sizes: OpenSizes, *, is_ours: bool
+) -> Decomposition:
+    known: dict[fx.Node, Any] = {}
+    op_nodes: list[OpNode] = []
+    placeholder_values = iter(inputs)
+    result: object = None
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            known[node] = next(placeholder_values)
+        elif node.op == "output":
+            result = map_nest(node.args[0], lambda item: _value_of(item, known))
+        elif node.op == "call_function":
+            _read_call(node, known, op_nodes, op_node, sizes)
+    return Decomposition(op_nodes, _match_results(op_node.result, result), is_ours)
+
+
+def _read_call(
+    node: fx.Node,
+    known: dict[fx.Node, Any],
+    op_nodes: list[OpNode],
+    op_node: OpNode,
+    sizes: OpenSizes,
+) -> None:
+    if node.target.__name__ == "getitem":  # type: ignore[union-attr]
+        known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
+        return
+    known[node] = read_result(f"{op_node.origin.node}_{node.name}", node.meta["val"], sizes)
+    op = lower_op(node.target)
+    arguments = name_arguments(op, node.args, node.kwargs)
+    op_nodes.append(
+        OpNode(
+            op=op,
+            arguments=map_nest(arguments, lambda item: _value_of(item, known)),
+            outputs=list(values_in(known[node])),
+            result=known[node],
+            origin=replace(
+                op_node.origin,
+                op=str(node.target),
+                part_of=op_node.origin.part_of or op_node.origin.op,
+            ),
+            is_rewritten=True,
+        )
+    )
+
+
+def _value_of(item: object, known: dict[fx.Node, Any]) -> object:
+    return known[item] if isinstance(item, fx.Node) else item
+
+
+def _match_results(old: object, new: object) -> dict[Value, Value]:
+    """By old result, the new value that replaces it."""
+    pairs = list(zip(values_in(old), values_in(new), strict=True))
+    for old_value, new_value in pairs:
+        if new_value.origin is None and not new_value.placements:
+            new_value.origin = old_value.root
+    return dict(pairs)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx, nn
@@ -18,7 +18,8 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.export import leaf_paths
 from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Size
+from shardscope.plan.placements import Size
+from shardscope.plan.styles import class_names
 
 
 @final
@@ -141,11 +142,11 @@ def program_outputs(program: ExportedProgram) -> dict[str, ValueInfo]:
     }
 
 
-def _values(program: ExportedProgram) -> dict[str, Any]:
+def _values(program: ExportedProgram) -> dict[str, object]:
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
 
 
-def _index_value(name: Any, values: Mapping[str, Any]) -> ValueInfo:
+def _index_value(name: object, values: Mapping[str, object]) -> ValueInfo:
     value = values.get(name) if isinstance(name, str) else None
     alias = name if isinstance(name, str) else ""
     if not isinstance(value, torch.Tensor):
@@ -153,7 +154,7 @@ def _index_value(name: Any, values: Mapping[str, Any]) -> ValueInfo:
     return ValueInfo(tuple(map(_size, value.shape)), alias)
 
 
-def _size(size: Any) -> Size:
+def _size(size: int | torch.SymInt) -> Size:
     """An int, or the expression of a dynamic size."""
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
@@ -177,9 +178,9 @@ def index_model(model: nn.Module) -> ProgramIndex:
     tensors: NamedTensors = {}
     for module_name, module in named_modules_with_aliases(model):
         parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
-        cls = type(module)
+        type_name, *bases = class_names(type(module))
         modules[module_name] = ModuleInfo(
-            _dotted(cls), tuple(parameters), tuple(buffers), tuple(_bases(cls))
+            type_name, tuple(parameters), tuple(buffers), tuple(bases)
         )
         for name, tensor in (*parameters.items(), *buffers.items()):
             _check_initialized(tensor, _join(module_name, name))
@@ -266,7 +267,7 @@ def _module_types(program: ExportedProgram) -> dict[str, str]:
 def _stack(node: fx.Node) -> Iterator[tuple[str, str]]:
     """The modules that the node was traced in, from the root inwards, with their classes."""
     for path, cls in (node.meta.get("nn_module_stack") or {}).values():
-        yield _CALL_NUMBER.sub("", path), cls if isinstance(cls, str) else _dotted(cls)
+        yield _CALL_NUMBER.sub("", path), cls if isinstance(cls, str) else class_names(cls)[0]
 
 
 def _module_op_classes(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
@@ -295,18 +296,7 @@ def _bases_by_name(type_name: str) -> tuple[str, ...]:
     """The bases of a class by its dotted name; () if it is not imported."""
     module, _, name = type_name.rpartition(".")
     cls = getattr(sys.modules.get(module), name, None)
-    return tuple(_bases(cls)) if isinstance(cls, type) else ()
-
-
-def _bases(cls: type) -> Iterator[str]:
-    for base in cls.__mro__[1:]:
-        if base is nn.Module:
-            return
-        yield _dotted(base)
-
-
-def _dotted(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return class_names(cls)[1:] if isinstance(cls, type) else ()
 
 
 def _check_initialized(tensor: torch.Tensor, name: str) -> None:

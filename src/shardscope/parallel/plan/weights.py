@@ -1,25 +1,34 @@
-"""Placements of parameters and buffers, from the rules that match any of their names."""
+"""Placements of parameters and buffers: which dim of each is sharded along each mesh axis."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import Literal, final
+from typing import final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
-from shardscope.parallel.plan.match import Axes, PlanMatcher, Rule, weight_style
-from shardscope.parallel.plan.placement_syntax import describe_placement
+from shardscope.parallel.plan.mesh_entries import Axes, MeshEntry
 from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex
-from shardscope.parallel.plan.styles import (
+from shardscope.plan import PlanMatcher
+from shardscope.plan.placement_syntax import describe_placement
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
+from shardscope.plan.styles import (
+    LINEAR,
+    TRANSPOSED_LINEAR,
+    ClassShardings,
     Colwise,
+    ModuleSharding,
     Parts,
     Rowwise,
     Sequence,
     ShardingStyle,
+    Way,
     WeightStyle,
+    find_class_shardings,
+    torch_first,
+    weight_style,
 )
 
 
@@ -108,53 +117,17 @@ def _check_heads(heads: Parts, parts: tuple[int, ...], *, over: str, ranks: int,
             )
 
 
-Way = Literal["column", "row"]
 Shapes = Mapping[str, tuple[Size, ...]]
 """The shapes of a module's own tensors, by their names in it."""
 
 
-@final
-@dataclass(frozen=True)
-class ModuleSharding:
-    """How a style shards a kind of module: the dim of each tensor, and its input and output."""
-
-    dims: Mapping[str, int] = field(default_factory=dict)  # other tensors stay replicated
-    input: Placement | None = None
-    output: Placement | None = None
-
-
-_REPLICATE, _SHARD_LAST = Replicate(), Shard(-1)
-
-_LINEAR = {
-    "column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST),
-    "row": ModuleSharding({"weight": 1}, _SHARD_LAST, _REPLICATE),
-}
-_TRANSPOSED_LINEAR = {
-    "column": ModuleSharding({"weight": 1, "bias": 0}, _REPLICATE, _SHARD_LAST),
-    "row": ModuleSharding({"weight": 0}, _SHARD_LAST, _REPLICATE),
-}
-_EMBEDDING = {
-    "column": ModuleSharding({"weight": 1}, _REPLICATE, _SHARD_LAST),
-    "row": ModuleSharding({"weight": 0}, _REPLICATE, _REPLICATE),
-}
-_BILINEAR = {"column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST)}
-
-# By the name of a class or of a base class. Torch's convolutions also take images without a
-# batch, so their channels are counted from the back.
-_CONV = re.compile(r"\w*Conv(Transpose)?([123])d")
-_SHARDINGS_BY_CLASS = (
-    (re.compile(r"transformers\.pytorch_utils\.Conv1D"), _TRANSPOSED_LINEAR),
-    (re.compile(r"(?:.*\.)?\w*Embedding(?:Bag)?"), _EMBEDDING),
-    (re.compile(r"(?:.*\.)?\w*Bilinear"), _BILINEAR),
-    (re.compile(r"(?:.*\.)?\w*Linear"), _LINEAR),
-)
 _NORM = re.compile(r"(?:.*\.)?\w*Norm(?:[123]d)?")
 
 
 def find_module_sharding(way: Way, module: ModuleInfo, shapes: Shapes) -> ModuleSharding | None:
     """How the module is sharded by column or by row, or None if it cannot be."""
-    for name in (module.type_name, *module.bases):
-        shardings = _shardings_of_class(name)
+    for name in torch_first((module.type_name, *module.bases)):
+        shardings = find_class_shardings(name)
         if shardings is not None:  # such a class may compute its weight from other tensors
             return shardings.get(way) if _has_weight(shardings, shapes) else None
         if _NORM.fullmatch(name):
@@ -176,24 +149,7 @@ def parameter_dim(way: Way, name: str, module: ModuleInfo | None, shapes: Shapes
     return num_dims - 2 if way == "column" else num_dims - 1
 
 
-def _shardings_of_class(name: str) -> Mapping[str, ModuleSharding] | None:
-    if match := _CONV.fullmatch(name.rpartition(".")[2]):
-        return _conv_shardings(int(match[2]), is_transposed=match[1] is not None)
-    return next(
-        (shardings for pattern, shardings in _SHARDINGS_BY_CLASS if pattern.fullmatch(name)), None
-    )
-
-
-def _conv_shardings(num_dims: int, *, is_transposed: bool) -> Mapping[str, ModuleSharding]:
-    out_dim, in_dim = (1, 0) if is_transposed else (0, 1)
-    channels = Shard(-1 - num_dims)
-    return {
-        "column": ModuleSharding({"weight": out_dim, "bias": 0}, _REPLICATE, channels),
-        "row": ModuleSharding({"weight": in_dim}, channels, _REPLICATE),
-    }
-
-
-def _has_weight(shardings: Mapping[str, ModuleSharding], shapes: Shapes) -> bool:
+def _has_weight(shardings: ClassShardings, shapes: Shapes) -> bool:
     """Whether the module has the weight of its class, with enough dims."""
     last_dim = max(sharding.dims["weight"] for sharding in shardings.values())
     return "weight" in shapes and len(shapes["weight"]) > max(last_dim, 1)
@@ -216,34 +172,34 @@ def _shard_by_rank(way: Way, module: ModuleInfo, shapes: Shapes) -> ModuleShardi
         num_outputs, num_inputs = shapes["weight"]
         bias = shapes.get("bias", (num_outputs,))
         if bias == (num_outputs,):
-            return _LINEAR[way]
-        return _TRANSPOSED_LINEAR[way] if bias == (num_inputs,) else None
+            return LINEAR[way]
+        return TRANSPOSED_LINEAR[way] if bias == (num_inputs,) else None
     return _shard_vectors(way, shapes) if _is_flat(module, shapes) else None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """The dim of a tensor, by one of its names, that a rule shards along an axis; None: none."""
+    """The dim of a tensor, by one of its names, that an entry shards along an axis; None: none."""
 
     name: str
-    rule: Rule
+    entry: MeshEntry
     style: WeightStyle
     dim: int | None
-    is_exception: bool = False  # it overrides a later rule
+    is_exception: bool = False  # it overrides a later entry
 
     @property
     def description(self) -> str:
-        return f"{self.rule.pattern!r}: {self.rule.entry.meaning}"
+        return self.entry.description
 
 
 @final
 class Weights:
-    """Resolves the placement of every tensor of a program, by the rules of a plan."""
+    """Resolves the placement of every tensor of a program, by the entries of a plan."""
 
-    def __init__(self, matcher: PlanMatcher, index: ProgramIndex, axes: Axes) -> None:
+    def __init__(self, matcher: PlanMatcher[MeshEntry], index: ProgramIndex, axes: Axes) -> None:
         self._matcher, self._index, self._axes = matcher, index, axes
-        self.decisions: list[Decision] = []  # all, to know which rules were used
+        self.decisions: list[Decision] = []  # all, to know which entries were used
         self.placements: dict[str, tuple[Placement, ...]] = {}  # of sharded tensors, by every name
         for name, tensor in index.tensors.items():
             placements = self._place((name, *tensor.aliases), tensor.shape)
@@ -265,61 +221,66 @@ class Weights:
         return tuple(placements)
 
     def _decide_all(self, names: tuple[str, ...], axis: int) -> list[Decision]:
-        """The decisions for the tensor, one per name that a rule matches."""
+        """The decisions for the tensor, one per name that an entry matches."""
         decisions = (next(self._decide(name, axis), None) for name in names)
         return [decision for decision in decisions if decision is not None]
 
     def _decide(self, name: str, axis: int) -> Iterator[Decision]:
+        module, _, own = name.rpartition(".")
         matching = [
-            (rule, is_module, style)
-            for rule, is_module in self._matcher.find_for_tensor(name)
-            if (style := weight_style(rule.styles_by_axis.get(axis, ()))) is not None
-            and self._is_meant(rule, name, style, is_module=is_module)
+            (entry, is_module, style)
+            for entry, is_module in self._matcher.find_for_tensor(own, module)
+            if (style := weight_style(entry.styles_by_axis.get(axis, ()))) is not None
+            and self._is_meant(entry, name, style, is_module=is_module)
         ]
-        for position, (rule, is_module, style) in enumerate(matching):
-            dim = self._dim(rule, name, style, is_module=is_module)
-            yield Decision(name, rule, style, dim, is_exception=position + 1 < len(matching))
+        for position, (entry, is_module, style) in enumerate(matching):
+            dim = self._dim(entry, name, style, is_module=is_module)
+            yield Decision(name, entry, style, dim, is_exception=position + 1 < len(matching))
 
-    def _is_meant(self, rule: Rule, name: str, style: WeightStyle, *, is_module: bool) -> bool:
-        """Whether the rule is meant for this tensor, not only matched by its pattern."""
+    def _is_meant(
+        self, entry: MeshEntry, name: str, style: WeightStyle, *, is_module: bool
+    ) -> bool:
+        """Whether the entry is meant for this tensor, not only matched by its pattern."""
         if is_module and isinstance(style, Shard):
             # Placements for a module are for its parameters: buffers are sharded by name.
             return self._index.tensor(name).is_parameter
         if is_module:
-            return not is_incidental_match(rule, name.rpartition(".")[0], self._index)
-        if rule.ends_in_wildcard:
+            return not is_incidental_match(entry, name.rpartition(".")[0], self._index)
+        if entry.ends_in_wildcard:
             return self._index.tensor(name).is_parameter and not isinstance(style, Sequence)
         return True
 
-    def _dim(self, rule: Rule, name: str, style: WeightStyle, *, is_module: bool) -> int | None:
+    def _dim(
+        self, entry: MeshEntry, name: str, style: WeightStyle, *, is_module: bool
+    ) -> int | None:
         module, _, own = name.rpartition(".")
         if isinstance(style, Shard):
-            return self._raw_dim(rule, name, style, is_module=is_module)
+            return self._raw_dim(entry, name, style, is_module=is_module)
         if isinstance(style, Sequence) and not is_module:
-            raise PlanError(describe_not_a_module(rule, name))
+            raise PlanError(describe_not_a_module(entry, name))
         if not isinstance(style, (Colwise, Rowwise)):
             return None
         if is_module:
-            return module_sharding(rule, module, style, self._index).dims.get(own)
+            return module_sharding(entry, module, style, self._index).dims.get(own)
         # A partial output is what sharding the tensor gives anyway; transformers' plans state it.
         if style.input is not None or not isinstance(style.output, (Partial, type(None))):
             raise PlanError(
-                f"{rule.location} places inputs or outputs, but {name!r} is a tensor, not a "
+                f"{entry.location} places inputs or outputs, but {name!r} is a tensor, not a "
                 "module. "
                 "Name its module, or leave input and output out."
             )
         index = self._index.modules.get(module)
-        return parameter_dim(_way(style), own, index, own_shapes(self._index, module, own))
+        return parameter_dim(style.way, own, index, own_shapes(self._index, module, own))
 
-    def _raw_dim(self, rule: Rule, name: str, style: Shard, *, is_module: bool) -> int | None:
+    def _raw_dim(self, entry: MeshEntry, name: str, style: Shard, *, is_module: bool) -> int | None:
         num_dims = len(self._index.tensor(name).shape)
         if -num_dims <= style.dim < num_dims:
             return style.dim % num_dims
-        if rule.ends_in_wildcard:
+        if entry.ends_in_wildcard:
             return None
         remedy = "Name the tensors that have that dim" if is_module else "Give a dim that it has"
         raise PlanError(
-            f"{rule.location} shards dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
+            f"{entry.location} shards dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
             f"{remedy}."
         )
 
@@ -368,43 +329,43 @@ class Weights:
                 if axis_dim == dim
             )
             raise PlanError(
-                f"{decision.rule.location} shards dim {dim} of {decision.name!r} in parts, but "
+                f"{decision.entry.location} shards dim {dim} of {decision.name!r} in parts, but "
                 f"{axis_names} both "
                 "shard that dim. Shard another dim along the other axis."
             )
         return shard
 
 
-def describe_not_a_module(rule: Rule, name: str) -> str:
+def describe_not_a_module(entry: MeshEntry, name: str) -> str:
     """The error text for a tensor named by an entry that is for modules."""
     return (
-        f"{rule.location} is for modules, but {name!r} is a tensor. Name its module, or give the "
+        f"{entry.location} is for modules, but {name!r} is a tensor. Name its module, or give the "
         "tensor a placement, such as Shard(0)."
     )
 
 
-def is_incidental_match(rule: Rule, name: str, index: ProgramIndex) -> bool:
+def is_incidental_match(entry: MeshEntry, name: str, index: ProgramIndex) -> bool:
     """Whether a wildcard matched a module that has no parameters to shard."""
     module = index.modules.get(name)
-    return rule.ends_in_wildcard and (module is None or not module.parameters)
+    return entry.ends_in_wildcard and (module is None or not module.parameters)
 
 
 def module_sharding(
-    rule: Rule, name: str, style: ShardingStyle, index: ProgramIndex
+    entry: MeshEntry, name: str, style: ShardingStyle, index: ProgramIndex
 ) -> ModuleSharding:
     """How the style shards the module; raises PlanError if it cannot."""
     module = index.modules.get(name, ModuleInfo())
-    sharding = find_module_sharding(_way(style), module, own_shapes(index, name))
+    sharding = find_module_sharding(style.way, module, own_shapes(index, name))
     if sharding is None:
         kind = module.type_name.rpartition(".")[2] or "a module"
         tensors = ", ".join((*module.parameters, *module.buffers)) or "no tensors"
-        is_pattern = rule.entry.is_pattern
+        is_pattern = entry.is_pattern
         alternative = (
             f"except the module with {name!r}: Replicated()" if is_pattern else "remove the entry"
         )
         raise PlanError(
-            f"{rule.location} has no meaning for {name!r}, {kind} with {tensors}. Name the tensors "
-            f"and give them placements, such as Shard(0), or {alternative}."
+            f"{entry.location} has no meaning for {name!r}, {kind} with {tensors}. Name the "
+            f"tensors and give them placements, such as Shard(0), or {alternative}."
         )
     return sharding
 
@@ -415,10 +376,6 @@ def own_shapes(index: ProgramIndex, module: str, *names: str) -> Shapes:
     prefix = f"{module}." if module else ""
     tensor_names = dict.fromkeys((*info.parameters, *info.buffers, *names))
     return {name: index.tensor(prefix + name).shape for name in tensor_names}
-
-
-def _way(style: ShardingStyle) -> Way:
-    return "column" if isinstance(style, Colwise) else "row"
 
 
 def _describe_dims(first: Decision, second: Decision) -> str:

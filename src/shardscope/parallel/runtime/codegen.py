@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Target
 from torch.nn import functional
 
 from shardscope._torch.dispatch import is_overload, op_schema
@@ -29,7 +30,7 @@ _SAME_NAME = """
 _METHODS = "contiguous expand masked_fill_.Scalar repeat to.dtype type_as view"
 
 
-def _find_calls() -> dict[str, Callable[..., Any]]:
+def _find_calls() -> dict[str, Callable[..., object]]:
     calls = {_full_name(name): getattr(torch, _packet(name)) for name in _SAME_NAME.split()}
     calls |= {_full_name(name): getattr(Tensor, _packet(name)) for name in _METHODS.split()}
     return calls | {
@@ -48,15 +49,15 @@ def _packet(name: str) -> str:
     return name.split(".")[0]
 
 
-PYTHON_CALLS: Mapping[str, Callable[..., Any]] = _find_calls()
+PYTHON_CALLS: Mapping[str, Callable[..., object]] = _find_calls()
 """By the name of an overload of ATen's."""
 
 
-def python_call(op: Any) -> Callable[..., Any]:
+def python_call(op: Target) -> Callable[..., object]:
     """The function to call for `op`: itself, or an equivalent one with less overhead."""
     if not is_overload(op):
-        call: Callable[..., Any] = op
-        return call
+        assert callable(op)
+        return op
     schema = op_schema(op)
     namespace, _, name = schema.name.partition("::")
     if namespace != "aten":
@@ -76,7 +77,7 @@ class RankFunction:
     graph module.
     """
 
-    run: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    run: Callable[[Sequence[object], Sequence[object]], Sequence[Any]]
     attributes: Mapping[str, Tensor]
     source: str
 
@@ -95,7 +96,7 @@ class _FunctionWriter:
         self._nodes = list(graph_module.graph.nodes)
         self._is_input = is_input
         self._used_names = {node.name for node in self._nodes} | {"state", "inputs"}
-        self._bound: dict[str, Any] = {}
+        self._bound: dict[str, object] = {}
         self._names: dict[int, str] = {}  # by id of the bound object
         attribute_nodes = [node for node in self._nodes if node.op == "get_attr"]
         attribute_values = {str(node.target): self._attribute(node) for node in attribute_nodes}
@@ -105,14 +106,15 @@ class _FunctionWriter:
         self._attributes = {str(node.target): str(node.name) for node in attribute_nodes}
 
     def write(self) -> RankFunction:
-        last_uses = _last_uses(self._nodes)
+        freed = last_uses(self._graph_module.graph)
         lines = self._head()
         for node in self._nodes:
             if node.op == "call_function":
                 lines.append(f"{node.name} = {self._call(node)}")
             elif node.op == "output":
                 lines.append(f"return {self._format_argument(node.args[0])}")
-            unused = [value.name for value in last_uses.get(node, ())]
+                break
+            unused = [value.name for value in freed.get(node, ()) if value.op == "call_function"]
             if unused:
                 lines.append(f"del {', '.join(unused)}")
         source = "def run(state, inputs):\n" + "".join(f"    {line}\n" for line in lines)
@@ -137,7 +139,7 @@ class _FunctionWriter:
         ]
         return f"{function}({', '.join(arguments)})"
 
-    def _format_argument(self, item: Any) -> str:
+    def _format_argument(self, item: object) -> str:
         """The source of an argument; an object without a literal is bound to a name."""
         match item:
             case fx.Node():
@@ -166,10 +168,10 @@ class _FunctionWriter:
             return self._attributes[str(node.target)]
         return self._bind(self._attribute(node), str(node.target))
 
-    def _attribute(self, node: fx.Node) -> Any:
+    def _attribute(self, node: fx.Node) -> object:
         return operator.attrgetter(str(node.target))(self._graph_module)
 
-    def _bind(self, value: Any, label: str) -> str:
+    def _bind(self, value: object, label: str) -> str:
         if id(value) not in self._names:
             identifier = "".join(char if char.isalnum() else "_" for char in label)
             name = f"_{identifier}"
@@ -181,31 +183,29 @@ class _FunctionWriter:
         return self._names[id(value)]
 
 
-def _has_literal(item: Any) -> bool:
+def _has_literal(item: object) -> bool:
     if isinstance(item, float):
         return type(item) is float and math.isfinite(item)
     return item is None or type(item) in (bool, int, str)
 
 
-def _last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """By node, the computed values that no later node uses, which are deleted after it."""
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """By node, the nodes whose values no later node uses."""
     last: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        if node.op == "call_function":
-            last[node] = node
-        last.update((used, node) for used in node.all_input_nodes if used in last)
-    last_uses: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        last[node] = node
+        last.update(dict.fromkeys(node.all_input_nodes, node))
+    freed: dict[fx.Node, list[fx.Node]] = {}
     for value, user in last.items():
-        if user.op != "output":
-            last_uses.setdefault(user, []).append(value)
-    return last_uses
+        freed.setdefault(user, []).append(value)
+    return freed
 
 
-def _define(source: str, bound: Mapping[str, Any]) -> Callable[..., Any]:
+def _define(source: str, bound: Mapping[str, object]) -> Callable[..., Any]:
     name = f"<rank program {next(_numbers)}>"
     # Tracebacks look up source lines there.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope = dict(bound)
+    scope: dict[str, Any] = dict(bound)
     exec(compile(source, name, "exec"), scope)
     run: Callable[..., Any] = scope["run"]
     return run

@@ -11,12 +11,12 @@ from torch import Tensor, dtype, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.export import expression_of, flatten, flatten_as, range_of, unflatten
-from shardscope._torch.modules import Slot, hang
+from shardscope._torch.modules import StateLocation, register_tensor
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes, symbols_in
+from shardscope.plan.placements import Size
 
 
 @final
@@ -39,7 +39,7 @@ class _ExpectedInput:
     shape: tuple[int | None, ...] = ()  # None for dynamic sizes
     dynamic_sizes: tuple[tuple[int, _DynamicSize], ...] = ()
     dtype: dtype | None = None
-    value: Any = None
+    value: object = None
     is_symbolic: bool = False
 
 
@@ -64,11 +64,13 @@ class Inputs:
         self._positional = (names + [f"argument {i}" for i in range(len(args))])[: len(args)]
         self._keywords = list(kwargs)
 
-    def __deepcopy__(self, memo: Any) -> Inputs:
+    def __deepcopy__(self, memo: object) -> Inputs:
         """Immutable, so that copies of a module share it."""
         return self
 
-    def flatten_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def flatten_call(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Sequence[object]:
         """The leaves of the arguments, checked, in the program's order."""
         # Most calls end here.
         if not kwargs and len(args) == len(self._expected) and self._is_expected(*args):
@@ -86,7 +88,7 @@ class Inputs:
             self._check_symbols(leaves)
         return leaves
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _flatten(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Sequence[object]:
         remaining = dict(kwargs)
         positional = list(args)
         for name in self._positional[len(args) :]:
@@ -104,10 +106,12 @@ class Inputs:
             )
         return leaves
 
-    def _check_symbols(self, leaves: Sequence[Any]) -> None:
+    def _check_symbols(self, leaves: Sequence[object]) -> None:
         """Raise if inputs differ in a dynamic size that they share."""
         lengths: dict[str, tuple[int, str]] = {}
         for tensor, expected in zip(leaves, self._expected, strict=True):
+            if not isinstance(tensor, Tensor):
+                continue
             for dim, size in expected.dynamic_sizes:
                 length = tensor.shape[dim] // size.factor
                 length_before, name = lengths.setdefault(size.symbol, (length, expected.name))
@@ -118,7 +122,7 @@ class Inputs:
                         "both. Give matching inputs."
                     )
 
-    def _call_error(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelError:
+    def _call_error(self, args: Sequence[object], kwargs: Mapping[str, object]) -> ParallelError:
         signature = ", ".join([*self._positional, *(f"{name}=" for name in self._keywords)])
         call = ", ".join(["…"] * len(args) + [f"{name}=" for name in kwargs])
         return ParallelError(
@@ -141,7 +145,7 @@ def _write_check(expected: Sequence[_ExpectedInput]) -> Callable[..., bool]:
     terms = [
         f"type({x}) is Tensor and {x}.shape == {x}_shape and {x}.dtype is {x}_dtype" for x in names
     ]
-    scope: dict[str, Any] = {"Tensor": Tensor}
+    scope: dict[str, object] = {"Tensor": Tensor}
     for x, expected_input in zip(names, expected, strict=True):
         scope |= {f"{x}_shape": expected_input.shape, f"{x}_dtype": expected_input.dtype}
     check: Callable[..., bool] = eval(f"lambda {', '.join(names)}: {' and '.join(terms)}", scope)
@@ -206,7 +210,7 @@ def _describe(size: _DynamicSize) -> str:
     return f"{size.minimum * size.factor}–{upper}{multiples}"
 
 
-def _check_value(value: Any, expected: _ExpectedInput) -> None:
+def _check_value(value: object, expected: _ExpectedInput) -> None:
     if expected.is_symbolic:
         return
     if type(value) is not type(expected.value) or value != expected.value:
@@ -216,7 +220,7 @@ def _check_value(value: Any, expected: _ExpectedInput) -> None:
         )
 
 
-def _dtype_error(value: Any, expected: _ExpectedInput) -> ParallelError:
+def _dtype_error(value: object, expected: _ExpectedInput) -> ParallelError:
     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
     return ParallelError(
         f"{expected.name} is {kind}, and the program was exported with {expected.dtype}. Convert "
@@ -247,13 +251,13 @@ class Results:
         self._is_single = shape == 0 and type(shape) is int
         self._is_plain = type(shape) is tuple and shape == tuple(range(len(self._outputs)))
 
-    def __deepcopy__(self, memo: Any) -> Results:
+    def __deepcopy__(self, memo: object) -> Results:
         """Immutable, so that copies of a module share it."""
         return self
 
     def unflatten_results(
-        self, results: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]
-    ) -> Any:
+        self, results: Sequence[object], state: Sequence[Any], inputs: Sequence[Any]
+    ) -> object:
         """The model's output, after writing back mutated buffers and inputs."""
         if self._changes:
             self.write_back(results, state, inputs)
@@ -263,7 +267,7 @@ class Results:
         return tuple(outputs) if self._is_plain else unflatten(outputs, self._tree)
 
     def write_back(
-        self, results: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]
+        self, results: Sequence[object], state: Sequence[Any], inputs: Sequence[Any]
     ) -> None:
         """Copy the new values of buffers and inputs into them."""
         for index, position in self._to_state:
@@ -277,19 +281,19 @@ class State:
     """Reads tensors from the module on each call, since `to()` and loading may replace them."""
 
     def __init__(
-        self, root: nn.Module, saved: Mapping[str, Any], unsaved: Mapping[str, Any]
+        self, root: nn.Module, saved: Mapping[str, object], unsaved: Mapping[str, object]
     ) -> None:
-        self._slots: dict[str, Slot] = {}
+        self._locations: dict[str, StateLocation] = {}
         for name, value in {**unsaved, **saved}.items():
             if isinstance(value, Tensor):
-                self._slots[name] = hang(root, name, value, is_saved=name in saved)
+                self._locations[name] = register_tensor(root, name, value, is_saved=name in saved)
             else:
-                self._slots[name] = ({name: value}, name)
-        self._order: list[Slot] = []
+                self._locations[name] = ({name: value}, name)
+        self._order: list[StateLocation] = []
 
     def set_order(self, names: Sequence[str]) -> None:
         """Set the order in which the program takes the tensors."""
-        self._order = [self._slots[name] for name in names]
+        self._order = [self._locations[name] for name in names]
 
     def values(self) -> list[Any]:
         """The current tensors, in the program's order."""
@@ -297,5 +301,5 @@ class State:
 
     def find(self, name: str) -> Any:
         """The current tensor with this name."""
-        table, key = self._slots[name]
+        table, key = self._locations[name]
         return table[key]

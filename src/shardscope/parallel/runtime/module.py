@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Protocol, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.storage import scale_all
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes.backward import JointGraph
+from shardscope.parallel.passes import JointGraph
 from shardscope.parallel.runtime.codegen import write_function
 from shardscope.parallel.runtime.io import Inputs, Results, State
 
@@ -34,9 +34,17 @@ class RankModule(nn.Module):
         coordinate: MeshCoordinate,
     ) -> None:
         super().__init__()
-        self._program = _Program(self, source, graph, exported, coordinate)
+        self._program = _Program(
+            self,
+            source,
+            graph,
+            exported.graph_module,
+            coordinate,
+            exported.state_dict,
+            exported.constants,
+        )
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """The model's output on this rank's inputs."""
         if not torch.is_grad_enabled():
             return self._program.call(args, kwargs)
@@ -46,32 +54,35 @@ class RankModule(nn.Module):
 
 @final
 class _Program:
-    """What a call needs, in one attribute of the module: other names are the model's."""
+    """What a call needs, in one attribute of the module: other names are the model's.
+
+    `state` and `constants` are registered on `root`; the saved ones are in its state dict.
+    """
 
     def __init__(
         self,
         root: nn.Module,
         source: ExportedProgram,
         graph: ShardingGraph,
-        exported: ExportedProgram,
+        graph_module: fx.GraphModule,
         coordinate: MeshCoordinate,
+        state: Mapping[str, object],
+        constants: Mapping[str, object],
     ) -> None:
         roles = [role for _, role in graph.inputs]
-        graph_module = exported.graph_module
         function = write_function(graph_module, is_input=[role.kind == "input" for role in roles])
-        self._run = function.run
-        self._inputs = Inputs(source, graph, coordinate)
-        self._results = Results(source, graph)
-        self._state = State(
-            root, exported.state_dict, {**exported.constants, **function.attributes}
-        )
-        names = [role.name for role in roles if role.kind != "input"]
-        self._state.set_order([*names, *function.attributes])
+        self.run = function.run
+        self.inputs = Inputs(source, graph, coordinate)
+        self.results = Results(source, graph)
+        self.state = State(root, state, {**constants, **function.attributes})
+        self.state_names = [role.name for role in roles if role.kind != "input"]
+        self.state.set_order([*self.state_names, *function.attributes])
 
-    def call(self, args: Any, kwargs: Any) -> Any:
-        inputs = self._inputs.flatten_call(args, kwargs)
-        state = self._state.values()
-        return self._results.unflatten_results(self._run(state, inputs), state, inputs)
+    def call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        """The model's output; mutated buffers and inputs are written back."""
+        inputs = self.inputs.flatten_call(args, kwargs)
+        state = self.state.values()
+        return self.results.unflatten_results(self.run(state, inputs), state, inputs)
 
 
 @final
@@ -88,16 +99,18 @@ class TrainingModule(nn.Module):
         graph: ShardingGraph,
         joint: JointGraph,
         coordinate: MeshCoordinate,
-        state: Mapping[str, Any],
-        constants: Mapping[str, Any],
+        state: Mapping[str, object],
+        constants: Mapping[str, object],
     ) -> None:
         super().__init__()
-        self._program = _TrainingProgram(self, source, graph, joint, coordinate, state, constants)
+        program = _Program(self, source, graph, joint.graph_module, coordinate, state, constants)
+        self._program = _TrainingProgram(program, graph, joint)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
         """The loss, to be differentiated."""
         program = self._program
-        return _Step.apply(program, args, kwargs, *program.parameters())  # type: ignore[no-untyped-call]
+        loss: Tensor = _Step.apply(program, args, kwargs, *program.parameters())  # type: ignore[no-untyped-call]
+        return loss
 
     def train(self, mode: bool = True) -> TrainingModule:
         """Raise for `mode=False`: the mode is the one that the model was exported in."""
@@ -109,7 +122,7 @@ class TrainingModule(nn.Module):
         return self
 
     @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def step(self, *args: object, **kwargs: object) -> Tensor:
         """Compute the loss, and add the gradients to the parameters' `grad`."""
         loss, gradients = self._program.run(args, kwargs)
         # From the end, so that each is freed once it is added.
@@ -123,39 +136,24 @@ class TrainingModule(nn.Module):
 
 @final
 class _TrainingProgram:
-    """What a step needs, in one attribute of the module: other names are the model's."""
+    """A program whose results are outputs, the loss among them, and then gradients."""
 
-    def __init__(
-        self,
-        root: nn.Module,
-        source: ExportedProgram,
-        graph: ShardingGraph,
-        joint: JointGraph,
-        coordinate: MeshCoordinate,
-        state: Mapping[str, Any],
-        constants: Mapping[str, Any],
-    ) -> None:
-        roles = [role for _, role in graph.inputs]
-        graph_module = joint.graph_module
-        function = write_function(graph_module, is_input=[role.kind == "input" for role in roles])
-        self._run = function.run
-        self._inputs = Inputs(source, graph, coordinate)
-        self._results = Results(source, graph)
+    def __init__(self, program: _Program, graph: ShardingGraph, joint: JointGraph) -> None:
+        self._program = program
         self._num_outputs = joint.num_outputs
         self._loss = next(i for i, (_, role) in enumerate(graph.outputs) if role.kind == "output")
-        self._state = State(root, state, {**constants, **function.attributes})
-        names = [role.name for role in roles if role.kind != "input"]
-        self._state.set_order([*names, *function.attributes])
-        self._trained = [names.index(name) for name in joint.parameters]
+        self._trained = [program.state_names.index(name) for name in joint.parameters]
 
     def parameters(self) -> list[Tensor]:
         """The trained parameters, in the order of the gradients."""
-        state = self._state.values()
+        state = self._program.state.values()
         return [state[index] for index in self._trained]
 
-    def run(self, args: Any, kwargs: Any) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients; buffers are updated."""
-        leaves = self._inputs.flatten_call(args, kwargs)
+        leaves = self._program.inputs.flatten_call(args, kwargs)
         if any(isinstance(value, Tensor) and value.requires_grad for value in leaves):
             raise ParallelError(
                 "an input requires a gradient, and this program computes only those of its "
@@ -163,23 +161,33 @@ class _TrainingProgram:
             )
         # The program was traced on contiguous inputs.
         inputs = [value.contiguous() if isinstance(value, Tensor) else value for value in leaves]
-        state = self._state.values()
-        results = self._run(state, inputs)
-        self._results.write_back(results, state, leaves)
+        state = self._program.state.values()
+        results = self._program.run(state, inputs)
+        self._program.results.write_back(results, state, leaves)
         return results[self._loss], list(results[self._num_outputs :])
+
+
+class _StepContext(Protocol):
+    """The context of `_Step`, which keeps the gradients until backward."""
+
+    gradients: list[Tensor] | None
 
 
 @final
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, program: _TrainingProgram, args: Any, kwargs: Any, *parameters: Tensor
+        ctx: _StepContext,
+        program: _TrainingProgram,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        *parameters: Tensor,
     ) -> Tensor:
         loss, ctx.gradients = program.run(args, kwargs)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: _StepContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise ParallelError(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides
 from shardscope.parallel.sharding_rules.builders import broadcast_shard, leaves_some, make_strategy
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
+from shardscope.plan.placements import Placement, Replicate, Shard, divides
 
 aten = torch.ops.aten
 

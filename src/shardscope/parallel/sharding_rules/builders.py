@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from shardscope._torch.dispatch import op_schema
-from shardscope.parallel.ir.placements import Partial, Placement, Reduction, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec, tensors_in
+from shardscope.plan.placements import Partial, Placement, Reduction, Replicate, Shard, Size
 
 
 def normalize_dim(dim: int, num_dims: int) -> int:

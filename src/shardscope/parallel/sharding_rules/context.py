@@ -11,8 +11,8 @@ from typing import Any, Protocol, final
 import torch
 from torch import fx
 
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.plan.placements import Placement, Size
 
 
 @final

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Shard, divides
 from shardscope.parallel.sharding_rules.builders import (
     leaves_some,
     make_strategy,
@@ -17,6 +16,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, lowering, rule
+from shardscope.plan.placements import Partial, Shard, divides
 
 aten = torch.ops.aten
 

@@ -9,7 +9,6 @@ from typing import Any, final
 
 import torch
 
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
     can_be_partial_sum,
@@ -26,6 +25,7 @@ from shardscope.parallel.sharding_rules.masking import (
     zero_except_first_rank,
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 aten = torch.ops.aten
 

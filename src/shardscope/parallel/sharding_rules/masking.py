@@ -10,15 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope.parallel.ir.placements import (
-    Partial,
-    Replicate,
-    Shard,
-    Size,
-    product,
-    shard_size,
-    shard_start,
-)
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.builders import blocks_of
 from shardscope.parallel.sharding_rules.context import (
@@ -26,6 +17,15 @@ from shardscope.parallel.sharding_rules.context import (
     LoweringContext,
     OpCall,
     TensorSpec,
+)
+from shardscope.plan.placements import (
+    Partial,
+    Replicate,
+    Shard,
+    Size,
+    product,
+    shard_size,
+    shard_start,
 )
 
 aten = torch.ops.aten

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shardscope.parallel.ir.placements import Partial, Placement, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     fill_replicated,
@@ -21,6 +20,7 @@ from shardscope.parallel.sharding_rules.context import OpCall, Strategy
 from shardscope.parallel.sharding_rules.pointwise import broadcast_shards
 from shardscope.parallel.sharding_rules.precision import safe_sqrt, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
+from shardscope.plan.placements import Partial, Placement, Shard, Size
 
 Labels = Sequence[str | None]
 """A name for each dim of a tensor; None for one that is broadcast, which is never cut."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     leaves_some,
@@ -20,6 +19,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
 from shardscope.parallel.sharding_rules.precision import to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Placement, Replicate, Shard, divides, product
 
 aten = torch.ops.aten
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from shardscope._torch.dispatch import op_packet, op_schema, private_aten_op
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
     can_be_sharded,
@@ -24,6 +23,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule
+from shardscope.plan.placements import Partial, Replicate, Shard, Size
 
 aten = torch.ops.aten
 

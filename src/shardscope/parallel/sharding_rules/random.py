@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.export import expression_of
-from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     make_strategy,
     placements_of_argument,
@@ -20,6 +19,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.masking import slice_shard
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Replicate, Shard
 
 aten = torch.ops.aten
 

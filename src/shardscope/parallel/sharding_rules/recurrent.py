@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from shardscope.parallel.ir.placements import Placement, Shard
 from shardscope.parallel.sharding_rules.builders import make_strategy
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy
 from shardscope.parallel.sharding_rules.registry import rule
+from shardscope.plan.placements import Placement, Shard
 
 aten = torch.ops.aten
 

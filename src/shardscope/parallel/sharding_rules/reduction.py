@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardscope.parallel.ir.placements import Partial, Reduction, Shard, product, shard_size
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     normalize_dim,
@@ -28,6 +27,7 @@ from shardscope.parallel.sharding_rules.precision import (
     to_real_dtype,
 )
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Partial, Reduction, Shard, product, shard_size
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     blocks_of,
@@ -22,6 +21,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.masking import is_sharded, local_index
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, product
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
@@ -23,6 +22,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.precision import detached_max, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, product
 
 aten = torch.ops.aten
 

@@ -10,7 +10,6 @@ import sympy
 import torch
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Shard, Size, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     matched_dims,
@@ -23,6 +22,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Shard, Size, divides, product
 
 Group = tuple[list[int], list[int]]
 

@@ -25,14 +25,16 @@ from shardscope.parallel.equivalence import (
     named_parameters,
 )
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
-from shardscope.parallel.passes.capture import WithLoss, expand_objects
+from shardscope.parallel.passes import WithLoss
+from shardscope.parallel.passes.capture import expand_objects
+from shardscope.parallel.passes.exported import CallArguments
 from shardscope.record import FINE, TensorKind
 
 
 def check_export_fidelity(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: object,
+    example: CallArguments,
     trained: Sequence[str],
     captured: Callable[[], StepResult],
 ) -> None:
@@ -66,7 +68,7 @@ def check_export_fidelity(
 def _run_model(
     original: Callable[[], nn.Module],
     graph: ShardingGraph,
-    example: object,
+    example: CallArguments,
     trained: Sequence[str],
     *,
     is_perturbed: bool = False,

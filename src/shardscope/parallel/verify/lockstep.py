@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Target
 
 from shardscope._torch.collectives.functional import (
     ALL_GATHER,
@@ -19,18 +20,19 @@ from shardscope._torch.collectives.functional import (
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
+from shardscope.parallel.runtime.codegen import last_uses
 
-NodeObserver = Callable[[int, fx.Node, Any], None]
+NodeObserver = Callable[[int, fx.Node, object], None]
 """Is shown what each rank's nodes compute."""
 
 
 def run_in_lockstep(
     graphs: Mapping[int, fx.GraphModule],
-    inputs: Mapping[int, Sequence[Any]],
+    inputs: Mapping[int, Sequence[object]],
     groups: Mapping[str, Sequence[int]],
     *,
     observe: NodeObserver | None = None,
-) -> dict[int, Any]:
+) -> dict[int, Sequence[object]]:
     """By rank, what its program returns; `groups` has the ranks of each group by its name."""
     state = torch.get_rng_state()
     ranks = {
@@ -51,7 +53,7 @@ class _Rank:
         self,
         number: int,
         graph: fx.GraphModule,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         random_state: Tensor,
         observe: NodeObserver | None,
     ) -> None:
@@ -59,15 +61,15 @@ class _Rank:
         self._interpreter = fx.Interpreter(graph)
         self._nodes = iter(graph.graph.nodes)
         self._inputs = iter(inputs)
-        self._last_uses = _last_uses(graph.graph)
+        self._last_uses = last_uses(graph.graph)
         self._values: dict[fx.Node, Any] = {}
         self._observe = observe
         # Each rank has its own RNG state, so that all draw the same numbers.
         self._random_state = random_state
         self.waiting_node: fx.Node | None = None
-        self.result: Any = None
+        self.result: Sequence[object] = ()
 
-    def advance(self, received: Any = None) -> None:
+    def advance(self, received: Tensor | None = None) -> None:
         """Run, with the result of the collective, to the next collective or to the end."""
         if self.waiting_node is not None:
             self._store(self.waiting_node, received)
@@ -85,7 +87,7 @@ class _Rank:
         """Nested arguments, with nodes replaced by their values."""
         return fx.node.map_arg(nest, self._values.__getitem__)
 
-    def _run_or_explain(self, node: fx.Node) -> Any:
+    def _run_or_explain(self, node: fx.Node) -> object:
         try:
             return self._run(node)
         except Exception as error:  # noqa: BLE001 - it is raised again
@@ -94,7 +96,7 @@ class _Rank:
             rank = f"rank {self._number}"
             raise_explained(error, f"{location} fails on {rank}, though not on a single device")
 
-    def _run(self, node: fx.Node) -> Any:
+    def _run(self, node: fx.Node) -> object:
         if node.op == "placeholder":
             return next(self._inputs)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
@@ -108,7 +110,7 @@ class _Rank:
         self._random_state = torch.get_rng_state()
         return result
 
-    def _store(self, node: fx.Node, value: Any) -> None:
+    def _store(self, node: fx.Node, value: object) -> None:
         """Store a node's value, and free those that no later node uses."""
         if self._observe is not None:
             self._observe(self._number, node, value)
@@ -143,7 +145,7 @@ def _run_collectives(ranks: Mapping[int, _Rank], groups: Mapping[str, Sequence[i
         raise _deadlock_error(waiting_nodes)
 
 
-def _same_op(waiting_nodes: Mapping[int, fx.Node], peers: Sequence[int]) -> Any:
+def _same_op(waiting_nodes: Mapping[int, fx.Node], peers: Sequence[int]) -> Target:
     ops = {waiting_nodes[peer].target for peer in peers}
     if len(ops) > 1:
         raise _deadlock_error({peer: waiting_nodes[peer] for peer in peers})
@@ -157,18 +159,6 @@ def _deadlock_error(waiting_nodes: Mapping[int, fx.Node]) -> ParallelError:
     return ParallelError(
         f"ranks would deadlock: {waits}. This is a bug in shardscope; please report the program."
     )
-
-
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """By node, the nodes whose values no later node uses."""
-    last: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        last[node] = node
-        last.update(dict.fromkeys(node.all_input_nodes, node))
-    freed: dict[fx.Node, list[fx.Node]] = {}
-    for value, user in last.items():
-        freed.setdefault(user, []).append(value)
-    return freed
 
 
 def _run_collective(op: Any, arguments: Sequence[Any]) -> list[Tensor]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TypeGuard, final
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.export import flatten
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.errors import ParallelError
@@ -23,15 +22,20 @@ from shardscope.parallel.equivalence import (
     StepResult,
     compare,
 )
-from shardscope.parallel.ir.graph import Origin, ShardingGraph, Value, explained
+from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, unshard_tensor
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.passes import RankProgram
+from shardscope.parallel.passes.backward import differentiate, trained_parameters
+from shardscope.parallel.passes.exported import CallArguments
+from shardscope.parallel.runtime import RankPrograms, is_without_data
+from shardscope.parallel.verify.fidelity import check_export_fidelity
 from shardscope.parallel.verify.lockstep import run_in_lockstep
-from shardscope.record import TensorVerdict
+from shardscope.plan.placements import Replicate, Shard
+from shardscope.record import FINE, TensorVerdict
 
-RunSingle = Callable[[Sequence[Any]], StepResult]
+RunSingle = Callable[[Sequence[object]], StepResult]
 """Runs the single-device program on its arguments."""
 
 
@@ -45,16 +49,16 @@ class Trial:
 
     graph: ShardingGraph
     mesh: Mesh
-    single: Callable[..., Sequence[Any]]
+    single: Callable[..., Sequence[object]]
     ranks: Mapping[int, fx.GraphModule]
     gradients: tuple[str, ...] = ()
     names: tuple[str | None, ...] | None = None  # of the outputs; those without one are left out
 
-    def run_single(self, values: Sequence[Any]) -> StepResult:
+    def run_single(self, values: Sequence[object]) -> StepResult:
         """The results of the single-device program, by name."""
         return self.outcome(self.single(*values))
 
-    def outcome(self, results: Sequence[Any]) -> StepResult:
+    def outcome(self, results: Sequence[object]) -> StepResult:
         """The results of a run, by name."""
         outputs, buffers = [], {}
         names = None if self.names is None else iter(self.names)
@@ -66,11 +70,81 @@ class Trial:
             elif isinstance(item, Tensor):
                 buffers[role.name] = item
         gradient_values = results[len(self.graph.outputs) :]
-        gradients = dict(zip(self.gradients, gradient_values, strict=True))
+        pairs = zip(self.gradients, gradient_values, strict=True)
+        gradients = {name: value for name, value in pairs if isinstance(value, Tensor)}
         return StepResult(outputs, gradients, buffers, frozenset(buffers))
 
 
-def compare_ranks_with_single(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
+def make_trial(
+    programs: RankPrograms, names: Sequence[str | None] | None = None, *, is_run: bool = True
+) -> Trial:
+    """The programs to compare; without ranks if they are not to be run.
+
+    `names` are names for the program's outputs; outputs whose name is None are not compared.
+    """
+    output_names = None if names is None else tuple(names)
+    ranks = programs.ranks if is_run else []
+    single = fx.Interpreter(programs.single_device).run
+    if not programs.is_training:
+        graphs = {rank: programs.runnable_forward(rank).as_module() for rank in ranks}
+        return Trial(programs.graph, programs.mesh, single, graphs, names=output_names)
+    return Trial(
+        programs.graph,
+        programs.mesh,
+        differentiate(programs.graph, single),
+        {rank: programs.runnable_joint(rank) for rank in ranks},
+        tuple(trained_parameters(programs.graph)),
+        output_names,
+    )
+
+
+def verify_ranks(
+    programs: RankPrograms,
+    example: CallArguments,
+    values: Sequence[object],
+    original: Callable[[], nn.Module] | None,
+) -> list[TensorVerdict]:
+    """Compare the exported program with the model itself, then all ranks with the program.
+
+    `example` are the model's inputs, `values` the program's arguments; `original` returns a copy of
+    the model. The first comparison needs the model and data. Raises ParallelError if it fails.
+    """
+    trial = make_trial(programs)
+    tensors = [*flatten(example)[0], *programs.source.state_dict.values()]
+    if original is not None and not any(is_without_data(tensor) for tensor in tensors):
+        with preserved_random_state():
+            check_export_fidelity(
+                original,
+                programs.graph,
+                example,
+                trial.gradients,
+                lambda: run_captured(trial, values),
+            )
+    return compare_ranks_with_single(trial, values)
+
+
+def flatten_arguments(programs: RankPrograms, example: CallArguments) -> list[object]:
+    """The arguments of the program, state and inputs, with generated data for fake tensors."""
+    graph, source = programs.graph, programs.source
+    inputs = flatten(example)[0]
+    num_wanted = sum(role.kind == "input" for _, role in graph.inputs)
+    if len(inputs) != num_wanted:
+        raise ParallelError(
+            f"the program takes {num_wanted} inputs, and {len(inputs)} were given. Give those "
+            "that it was exported with: the model's, then the targets of the loss."
+        )
+    leaves = iter(inputs)
+    state = {**source.constants, **source.state_dict}
+    values = [
+        next(leaves) if role.kind == "input" else state[role.name] for _, role in graph.inputs
+    ]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        _generate_data(value, generator) if is_without_data(value) else value for value in values
+    ]
+
+
+def compare_ranks_with_single(trial: Trial, values: Sequence[object]) -> list[TensorVerdict]:
     """Compare each output, gradient and changed buffer; `values` are the program's arguments."""
     with preserved_random_state(), torch.no_grad():
         runs = run_single_device(trial.run_single, values)
@@ -84,13 +158,13 @@ def compare_ranks_with_single(trial: Trial, values: Sequence[Any]) -> list[Tenso
     )
 
 
-def run_captured(trial: Trial, values: Sequence[Any]) -> StepResult:
+def run_captured(trial: Trial, values: Sequence[object]) -> StepResult:
     """Run the exported program, before it is partitioned."""
     with torch.no_grad():
         return _run_original(trial.run_single, values)
 
 
-def run_single_device(run: RunSingle, values: Sequence[Any]) -> Runs:
+def run_single_device(run: RunSingle, values: Sequence[object]) -> Runs:
     """The single device's runs that noise floors are measured with.
 
     `run` gets a copy of the program's arguments `values`: as they are, and changed by one unit in
@@ -102,7 +176,7 @@ def run_single_device(run: RunSingle, values: Sequence[Any]) -> Runs:
     return Runs(reference, fp64, ((_run(run, perturbed), _run_fp64(run, perturbed)),))
 
 
-def _run_original(run: RunSingle, values: Sequence[Any]) -> StepResult:
+def _run_original(run: RunSingle, values: Sequence[object]) -> StepResult:
     with explained(
         "torch.export's program of the model fails on these inputs, before it is partitioned",
         "Check that torch.export.export(model, args).module()(*args) works, or pass verify=False.",
@@ -110,7 +184,7 @@ def _run_original(run: RunSingle, values: Sequence[Any]) -> StepResult:
         return _run(run, values)
 
 
-def _run_fp64(run: RunSingle, values: Sequence[Any]) -> StepResult | None:
+def _run_fp64(run: RunSingle, values: Sequence[object]) -> StepResult | None:
     """Run the single-device program in double precision; None if a kernel does not support it."""
     try:
         return _run(run, values, is_fp64=True)
@@ -118,14 +192,14 @@ def _run_fp64(run: RunSingle, values: Sequence[Any]) -> StepResult | None:
         return None
 
 
-def _run(run: RunSingle, values: Sequence[Any], *, is_fp64: bool = False) -> StepResult:
+def _run(run: RunSingle, values: Sequence[object], *, is_fp64: bool = False) -> StepResult:
     torch.manual_seed(0)
     arguments = [_copy(value, is_fp64) for value in values]
     with fp64_mode(torch.get_default_dtype()) if is_fp64 else nullcontext():
         return run(arguments)
 
 
-def run_ranks(trial: Trial, values: Sequence[Any], *, seed: int = 0) -> list[StepResult]:
+def run_ranks(trial: Trial, values: Sequence[object], *, seed: int = 0) -> list[StepResult]:
     """Run all ranks; the results of each, with shards joined to full tensors."""
     mesh = trial.mesh
     torch.manual_seed(seed)
@@ -137,7 +211,9 @@ def run_ranks(trial: Trial, values: Sequence[Any], *, seed: int = 0) -> list[Ste
     ]
 
 
-def shard_values(graph: ShardingGraph, mesh: Mesh, values: Sequence[Any]) -> dict[int, list[Any]]:
+def shard_values(
+    graph: ShardingGraph, mesh: Mesh, values: Sequence[object]
+) -> dict[int, list[object]]:
     """By rank, its shards of the program's arguments."""
     return {
         mesh.rank_at(coordinate): [
@@ -148,13 +224,13 @@ def shard_values(graph: ShardingGraph, mesh: Mesh, values: Sequence[Any]) -> dic
     }
 
 
-def _copy(value: Any, is_fp64: bool) -> Any:
+def _copy(value: object, is_fp64: bool) -> object:
     if not isinstance(value, Tensor):
         return value
     return to_fp64(value.detach()) if is_fp64 else value.detach().clone()
 
 
-def _shard_value(value: Any, spec: ShardSpec, coordinate: MeshCoordinate) -> Any:
+def _shard_value(value: object, spec: ShardSpec, coordinate: MeshCoordinate) -> object:
     if not isinstance(value, Tensor):
         return value
     return local_shard(value.detach(), spec=spec, coordinate=coordinate).clone()
@@ -169,15 +245,17 @@ def ranks_by_group(mesh: Mesh) -> dict[str, Sequence[int]]:
     }
 
 
-def join_results(trial: Trial, results: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+def join_results(trial: Trial, results: Mapping[int, Sequence[object]]) -> dict[int, list[object]]:
     """By rank, its results as full tensors, joined with the shards of its peers."""
     specs = list(_result_specs(trial))
-    joined: dict[int, list[Any]] = {rank: [] for rank in results}
+    joined: dict[int, list[object]] = {rank: [] for rank in results}
     for index, spec in enumerate(specs):
         column = {rank: outputs[index] for rank, outputs in results.items()}
-        full = column if spec is None else _join_shards(column, spec, trial.mesh)
-        for rank, tensor in full.items():
-            joined[rank].append(tensor)
+        if spec is not None:
+            shards = {rank: shard for rank, shard in column.items() if isinstance(shard, Tensor)}
+            column = dict(_join_shards(shards, spec, trial.mesh))
+        for rank, result in column.items():
+            joined[rank].append(result)
     return joined
 
 
@@ -189,13 +267,13 @@ def _result_specs(trial: Trial) -> Iterator[ShardSpec | None]:
     yield from (by_name[name] for name in trial.gradients)
 
 
-def _join_shards(shards: dict[int, Any], spec: ShardSpec, mesh: Mesh) -> dict[int, Any]:
+def _join_shards(shards: dict[int, Tensor], spec: ShardSpec, mesh: Mesh) -> dict[int, Tensor]:
     for axis in reversed(range(len(mesh.sizes))):
         placement = spec.placements[axis]
         if isinstance(placement, Replicate):
             continue
         assert isinstance(placement, Shard), "a program returns no partial values"
-        joined: dict[int, Any] = {}
+        joined: dict[int, Tensor] = {}
         for coordinate in mesh.coordinates:
             if mesh.rank_at(coordinate) not in joined:
                 peers = mesh.group_ranks(axis, coordinate)
@@ -208,12 +286,102 @@ def _join_shards(shards: dict[int, Any], spec: ShardSpec, mesh: Mesh) -> dict[in
     return shards
 
 
+def find_first_divergence(programs: RankPrograms, values: Sequence[object]) -> Origin | None:
+    """The origin of the first op of the forward pass whose result differs; None if none does.
+
+    `values` are the program's arguments. Every value is compared as results are: within the noise
+    of the single device, measured for that value.
+    """
+    graph, mesh, single = programs.graph, programs.mesh, programs.single_device
+    with preserved_random_state(), torch.no_grad():
+        runs = run_single_device(lambda arguments: _run_every_node(single, arguments), values)
+        runs_by_value = _split_by_value(runs)
+        ranks = {rank: programs.runnable_forward(rank) for rank in programs.ranks}
+        actual = _observe_ranks(ranks, shard_values(graph, mesh, values), ranks_by_group(mesh))
+        for op_node in graph.op_nodes:
+            for value in op_node.outputs if isinstance(op_node, OpNode) else ():
+                is_compared = value.name in runs_by_value and value in actual
+                if is_compared and not _agrees(
+                    runs_by_value[value.name], actual[value], value, mesh
+                ):
+                    return op_node.origin
+    return None
+
+
+def _run_every_node(graph: fx.GraphModule, values: Sequence[object]) -> StepResult:
+    """Every tensor that the program computes, by the name of its value, as an output."""
+    interpreter = fx.Interpreter(graph, garbage_collect_values=False)
+    interpreter.run(*values)
+    outputs: list[tuple[str, Tensor]] = []
+    for node, result in interpreter.env.items():
+        items = result if isinstance(result, list | tuple) else ()
+        named = [(node.name, result), *((f"{node.name}_{i}", item) for i, item in enumerate(items))]
+        outputs += [(name, item) for name, item in named if isinstance(item, Tensor)]
+    return StepResult(outputs, {}, {})
+
+
+def _split_by_value(runs: Runs) -> dict[str, Runs]:
+    """By the name of a value, the runs with that value as their only result."""
+    all_results = [
+        runs.reference,
+        runs.fp64,
+        *(result for pair in runs.perturbed_runs for result in pair),
+    ]
+    tensors = [None if result is None else dict(result.outputs) for result in all_results]
+
+    def choose(name: str) -> Runs:
+        reference, fp64, *perturbed = (
+            StepResult([(name, named[name])] if named and name in named else [], {}, {})
+            for named in tensors
+        )
+        return Runs(reference, fp64, tuple(zip(perturbed[::2], perturbed[1::2], strict=True)))
+
+    return {name: choose(name) for name, _ in runs.reference.outputs}
+
+
+def _observe_ranks(
+    ranks: Mapping[int, RankProgram],
+    shards: Mapping[int, Sequence[object]],
+    groups: Mapping[str, Sequence[int]],
+) -> dict[Value, dict[int, Tensor]]:
+    """The shard that each rank has of every value of the graph."""
+    value_of_node = {
+        rank: {node: value for value, node in program.nodes.items() if isinstance(node, fx.Node)}
+        for rank, program in ranks.items()
+    }
+    results: dict[Value, dict[int, Tensor]] = {}
+
+    def observe(rank: int, node: fx.Node, result: object) -> None:
+        value = value_of_node[rank].get(node)
+        if value is not None and value.origin is None and isinstance(result, Tensor):
+            results.setdefault(value, {})[rank] = result
+
+    graphs = {rank: program.as_module() for rank, program in ranks.items()}
+    torch.manual_seed(0)
+    run_in_lockstep(graphs, shards, groups, observe=observe)
+    return results
+
+
+def _agrees(runs: Runs, actual: Mapping[int, Tensor], value: Value, mesh: Mesh) -> bool:
+    """Whether the shards of a value make up what the single device computes."""
+    shards = {
+        coordinate.coordinates: actual[mesh.rank_at(coordinate)] for coordinate in mesh.coordinates
+    }
+    try:
+        full = unshard_tensor(shards, placements=value.placements, sizes=mesh.sizes)
+    except (ValueError, RuntimeError):  # replicas differ, or shards do not fit
+        return False
+    candidate = StepResult([(value.name, full)], {}, {})
+    verdicts = compare(runs.reference, runs.fp64, candidate, perturbed_runs=runs.perturbed_runs)
+    return all(verdict.agreement in FINE for verdict in verdicts)
+
+
 _MAX_RANKS = 64
 _MAX_BYTES = 8 * 2**30  # of all ranks' state and the single device's, in double precision too
 _MAX_GENERATED_BYTES = 256 * 2**20
 
 
-def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: Any) -> str:
+def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: CallArguments | None) -> str:
     """Why all ranks cannot be run in this process; "" if they can."""
     if example is None:
         return "the program was saved without example inputs; call verify(*inputs)"
@@ -236,14 +404,6 @@ def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: Any) -> s
             "verify the same plan on a smaller configuration of the model"
         )
     return ""
-
-
-def materialize_inputs(values: Sequence[Any]) -> list[Any]:
-    """The values, with generated data for meta and fake tensors."""
-    generator = torch.Generator().manual_seed(0)
-    return [
-        _generate_data(value, generator) if is_without_data(value) else value for value in values
-    ]
 
 
 def divergence_error(
@@ -280,13 +440,8 @@ def _tensors(program: ExportedProgram) -> Iterator[Tensor]:
     yield from (tensor for tensor in by_id.values() if _is_tensor(tensor))
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
-
-
-def is_without_data(value: Any) -> bool:
-    """Whether it is a meta or fake tensor."""
-    return isinstance(value, Tensor) and (value.is_meta or has_fake_tensors(value))
 
 
 def _generate_data(tensor: Tensor, generator: torch.Generator) -> Tensor:

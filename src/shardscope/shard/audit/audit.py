@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, final
 
 import torch
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
+from shardscope.plan import Plan
 from shardscope.record import Axis, Finding, Gap, Recording, Severity, Source
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.text import describe_error
@@ -32,7 +33,7 @@ from shardscope.shard.audit.findings import (
     find_uneven,
     find_wrong_order,
 )
-from shardscope.shard.audit.plan import Plan, Rule, read_plan
+from shardscope.shard.audit.plan import PlanRule, read_plan
 from shardscope.shard.audit.plan_findings import find_broken_ties, find_plan_problems
 from shardscope.shard.audit.sharded_tensors import ModelInventory
 from shardscope.world import current_world
@@ -127,7 +128,7 @@ class _MixedTensorFinder:
 def audit(
     model: nn.Module,
     *,
-    plan: Plan | None = None,
+    plan: Plan | Mapping[str, Any] | None = None,
     before: Recording | None = None,
     step: Callable[[], object] | None = None,
 ) -> Recording:
@@ -182,7 +183,7 @@ def audit(
 
 
 def _find_all(
-    inventory: ModelInventory, rules: Sequence[Rule], before: Recording | None
+    inventory: ModelInventory, rules: Sequence[PlanRule], before: Recording | None
 ) -> Iterator[Finding]:
     yield from find_broken_ties(inventory, rules, before)
     yield from find_plan_problems(inventory, rules, is_applied=before is not None)

@@ -1,131 +1,113 @@
-"""A parallel plan as the user wrote it, matched with the modules and parameters that it names."""
+"""The rules of an audited plan: the entries of the plan, described as the user wrote them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from torch import nn
-from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from shardscope._torch.mesh import describe_placements
-from shardscope.errors import AuditError
-from shardscope.record.patterns import is_pattern, matches_name
-
-Plan = Mapping[str, Any]
-"""A pattern (`layers.*.attn.wq`) to a style, a style's class or name, or placements."""
-
-# The dim of a weight that a style shards, by the kind of module.
-_SHARD_DIMS = {
-    ("column", nn.Linear): 0,
-    ("row", nn.Linear): 1,
-    ("column", nn.Embedding): 1,
-    ("row", nn.Embedding): 0,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """An entry of a plan. `way` is how it shards a weight: by "column", "row" or not at all."""
-
-    pattern: str
-    meaning: str
-    way: str | None = None
-    is_style: bool = False  # a ParallelStyle, which registers hooks on the module
-    placements: tuple[Placement, ...] = ()
-
-    @property
-    def is_pattern(self) -> bool:
-        """Whether it may match several names."""
-        return is_pattern(self.pattern)
-
-    def matches(self, name: str) -> bool:
-        """Whether the pattern matches the name of a module or parameter."""
-        return matches_name(self.pattern, name)
-
-    def shard_dim(self, module: nn.Module, num_dims: int) -> int | None:
-        """The dim of `module`'s weight that the rule shards, or None if that is not known."""
-        for placement in self.placements:
-            if isinstance(placement, Shard):
-                return placement.dim % num_dims if num_dims else placement.dim
-        for (way, kind), dim in _SHARD_DIMS.items():
-            if way == self.way and isinstance(module, kind):
-                return dim
-        return None
+from shardscope.errors import AuditError, PlanError
+from shardscope.plan import Entry, Plan, read_entry
+from shardscope.plan.placement_syntax import describe_placement, is_placement
+from shardscope.plan.placements import Placement, Shard
+from shardscope.plan.styles import (
+    Colwise,
+    Rowwise,
+    WeightStyle,
+    is_torch_style,
+    weight_dim,
+    weight_style,
+)
 
 
 @final
-class RuleRegistry:
-    """Finds the rule for a name quickly: plans that name every layer have thousands of rules."""
+@dataclass(frozen=True, kw_only=True)
+class PlanRule:
+    """An entry of a plan: what it demands of the parameters that its pattern matches.
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._exact: dict[str, Rule] = {}
-        for rule in rules:
-            if not rule.is_pattern:
-                self._exact.setdefault(rule.pattern, rule)
-        self._patterns = [rule for rule in rules if rule.is_pattern]
+    It has either a placement for each mesh axis in order, or styles by axis (None: any axis).
+    """
 
-    def find(self, names: Iterable[str]) -> Rule | None:
-        """The rule of the first name that has one, or None."""
-        for name in names:
-            rule = self._exact.get(name)
-            if rule is None:
-                rule = next(
-                    (pattern_rule for pattern_rule in self._patterns if pattern_rule.matches(name)),
-                    None,
-                )
-            if rule is not None:
-                return rule
-        return None
+    pattern: str
+    meaning: str
+    placements: tuple[Placement, ...] = ()
+    styles: tuple[tuple[str | None, WeightStyle], ...] = ()
+    is_torch_style: bool = False  # a ParallelStyle, which registers hooks on the module
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether it shards a weight by column or by row."""
+        return any(isinstance(style, (Colwise, Rowwise)) for _, style in self.styles)
+
+    def shard_dim(self, module: nn.Module | None, tensor: str, num_dims: int) -> int | None:
+        """The first dim of a module's tensor that the rule shards, or None if that is unknown."""
+        styles = (*self.placements, *(style for _, style in self.styles))
+        dims = (style_dim(style, module, tensor, num_dims) for style in styles)
+        return next((dim for dim in dims if dim is not None), None)
 
 
-def read_plan(plan: Plan) -> list[Rule]:
+def style_dim(
+    style: WeightStyle | Placement, module: nn.Module | None, tensor: str, num_dims: int
+) -> int | None:
+    """The dim of a module's tensor that a style or placement shards, or None if unknown."""
+    if isinstance(style, Shard):
+        return style.dim % max(1, num_dims)
+    if isinstance(style, (Colwise, Rowwise)) and module is not None:
+        return weight_dim(style.way, type(module), tensor)
+    return None
+
+
+def read_plan(plan: Plan | Mapping[str, Any]) -> list[PlanRule]:
     """The rules of a plan, in its order."""
+    if isinstance(plan, Plan):
+        return [_make_rule(entry, entry.meaning) for entry in plan.entries]
     if not isinstance(plan, Mapping):
         raise AuditError(
             f"The plan is {type(plan).__name__}, not a mapping. Give patterns of module names "
             "with their styles, such as {'layers.*.up': ColwiseParallel()}."
         )
-    return [_read_rule(str(pattern), value) for pattern, value in plan.items()]
+    return [_read_rule(pattern, value) for pattern, value in plan.items()]
 
 
-def _read_rule(pattern: str, value: Any) -> Rule:
+def _read_rule(pattern: str, value: object) -> PlanRule:
+    is_torch = is_torch_style(value)
+    try:  # a bare placement is that along the only axis
+        entry = read_entry(pattern, [value] if is_placement(value) else value)
+    except PlanError as error:
+        if not is_torch and not isinstance(value, str):
+            raise AuditError(str(error)) from error
+        # An audit also accepts styles that parallelize cannot apply: your own, transformers'.
+        entry = Entry(pattern, by_axis=((None, tuple(_guess_style(value))),))
     if isinstance(value, str):
-        return Rule(pattern=pattern, meaning=value, way=_way_in(value))
-    style = value if isinstance(value, type) else type(value)
-    if issubclass(style, ParallelStyle):
-        return Rule(pattern=pattern, meaning=style.__name__, way=_way_of(style), is_style=True)
-    placements = _placements_in(value)
-    if placements is None:
-        raise AuditError(
-            f"The plan's rule {pattern!r} gives {type(value).__name__}, which is neither a "
-            "parallel style nor placements. Give one of them, such as ColwiseParallel() or "
-            "[Shard(0)]."
-        )
-    meaning = ", ".join(describe_placements(placements))
-    return Rule(pattern=pattern, meaning=meaning, placements=tuple(placements))
+        meaning = value
+    elif is_torch:
+        meaning = value.__name__ if isinstance(value, type) else type(value).__name__
+    else:
+        meaning = entry.meaning
+    return _make_rule(entry, meaning, is_torch_style=is_torch)
 
 
-def _way_of(style: type) -> str | None:
-    if issubclass(style, ColwiseParallel):
-        return "column"
-    return "row" if issubclass(style, RowwiseParallel) else None
-
-
-def _way_in(name: str) -> str | None:
-    """How a style named as in transformers (colwise, rowwise, colwise_rep) shards a weight."""
-    ways = {"col": "column", "row": "row"}
-    return next((way for part, way in ways.items() if part in name.lower()), None)
-
-
-def _placements_in(value: Any) -> Sequence[Placement] | None:
-    values = value if isinstance(value, Iterable) else [value]
-    placements = list(values)
-    return (
-        placements
-        if placements and all(isinstance(placement, Placement) for placement in placements)
-        else None
+def _make_rule(entry: Entry, meaning: str, *, is_torch_style: bool = False) -> PlanRule:
+    if entry.in_order:
+        meaning = ", ".join(describe_placement(p).removesuffix("()") for p in entry.in_order)
+    styles = ((axis, weight_style(styles)) for axis, styles in entry.by_axis)
+    return PlanRule(
+        pattern=entry.pattern,
+        meaning=meaning,
+        placements=entry.in_order,
+        styles=tuple((axis, style) for axis, style in styles if style is not None),
+        is_torch_style=is_torch_style,
     )
+
+
+def _guess_style(value: object) -> Iterator[WeightStyle]:
+    """How an unknown style shards a weight, from its base class or its name (`my_colwise`)."""
+    style_class = value if isinstance(value, type) else type(value)
+    name = value.lower() if isinstance(value, str) else ""
+    if issubclass(style_class, ColwiseParallel) or "col" in name:
+        yield Colwise()
+    elif issubclass(style_class, RowwiseParallel) or "row" in name:
+        yield Rowwise()

@@ -12,30 +12,31 @@ from torch import nn
 
 from shardscope._torch.mesh import describe_placements
 from shardscope._torch.modules import unwrap
+from shardscope.plan import PlanMatcher
+from shardscope.plan.placements import Shard
+from shardscope.plan.styles import Colwise, Rowwise
 from shardscope.record import Finding, MarkKind, Recording, Severity
 from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names
-from shardscope.shard.audit.plan import Rule, RuleRegistry
+from shardscope.shard.audit.plan import PlanRule, style_dim
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 
 
 def find_plan_problems(
-    inventory: ModelInventory, rules: Sequence[Rule], *, is_applied: bool
+    inventory: ModelInventory, rules: Sequence[PlanRule], *, is_applied: bool
 ) -> Iterator[Finding]:
     """Find rules that match nothing and, if the plan should have been applied, had no effect."""
     modules = {module.name for module in inventory.modules}
-    names = inventory.every_name()
+    matcher = PlanMatcher(rules)
+    used = {rule.pattern for name in inventory.every_name() for rule in matcher.find(name)}
     for rule in rules:
-        is_used = rule.pattern in names
-        if not is_used and rule.is_pattern:
-            is_used = any(rule.matches(name) for name in names)
-        if not is_used:
+        if rule.pattern not in used:
             yield _unused(rule, "it matches no module and no parameter of the model", modules)
     if is_applied or any(entry.mesh is not None for entry in inventory.tensors):
         yield from _find_missed(inventory, rules)
         yield from _find_idle(inventory, rules)
 
 
-def _find_missed(inventory: ModelInventory, rules: Sequence[Rule]) -> Iterator[Finding]:
+def _find_missed(inventory: ModelInventory, rules: Sequence[PlanRule]) -> Iterator[Finding]:
     """Find parameters whose placements are not those of the plan."""
     by_pattern = {rule.pattern: rule for rule in rules}
     missed: defaultdict[str, list[TensorEntry]] = defaultdict(list)
@@ -48,14 +49,15 @@ def _find_missed(inventory: ModelInventory, rules: Sequence[Rule]) -> Iterator[F
             yield _not_applied(by_pattern[pattern], name, _describe(inventory, group[0]))
 
 
-def _find_idle(inventory: ModelInventory, rules: Sequence[Rule]) -> Iterator[Finding]:
+def _find_idle(inventory: ModelInventory, rules: Sequence[PlanRule]) -> Iterator[Finding]:
     """Find styles that shard no weight, such as SequenceParallel, whose hooks a module lacks."""
-    registry = RuleRegistry([rule for rule in rules if rule.is_style and rule.way is None])
+    matcher = PlanMatcher(
+        [rule for rule in rules if rule.is_torch_style and not rule.shards_weights]
+    )
     idle: defaultdict[str, list[str]] = defaultdict(list)
     for module in inventory.modules:
-        rule = registry.find((module.name, *module.aliases))
         has_style = any(mark.kind is MarkKind.TENSOR_PARALLEL for mark in module.marks)
-        if rule is not None and not has_style:
+        for rule in [] if has_style else matcher.find(module.name, *module.aliases)[:1]:
             idle[rule.pattern].append(module.name)
     for rule in rules:
         if names := idle.get(rule.pattern):
@@ -63,7 +65,7 @@ def _find_idle(inventory: ModelInventory, rules: Sequence[Rule]) -> Iterator[Fin
             yield _not_applied(rule, f"{names[0]}{more}", "without that style's hooks")
 
 
-def _unused(rule: Rule, fact: str, modules: set[str]) -> Finding:
+def _unused(rule: PlanRule, fact: str, modules: set[str]) -> Finding:
     last = rule.pattern.rpartition(".")[2]
     near = sorted(name for name in modules if last and name.rpartition(".")[2] == last)[:3]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -76,21 +78,24 @@ def _unused(rule: Rule, fact: str, modules: set[str]) -> Finding:
     )
 
 
-def _is_missed(inventory: ModelInventory, entry: TensorEntry, rule: Rule) -> bool:
-    placements = inventory.planned_placements(entry)
-    if rule.placements and len(rule.placements) == len(placements):
-        return [_shard_dim(p, entry) for p in rule.placements] != [
-            _shard_dim(p, entry) for p in placements
-        ]
-    module = inventory.names.module_named(entry.name.rpartition(".")[0])
+def _is_missed(inventory: ModelInventory, entry: TensorEntry, rule: PlanRule) -> bool:
     num_dims = len(entry.record.shape)
-    if num_dims < 2 and not rule.placements:  # a bias may be replicated
-        return False
-    dim = None if module is None else rule.shard_dim(module, num_dims)
-    sharded_dims = {_shard_dim(placement, entry) for placement in placements} - {None}
-    if dim is not None:
-        return dim not in sharded_dims
-    return rule.way is not None and not sharded_dims
+    actual = {
+        axis: _shard_dim(placement, entry)
+        for axis, placement in inventory.planned_placements(entry).items()
+    }
+    if rule.placements and len(rule.placements) == len(actual):
+        return [_shard_dim(p, entry) for p in rule.placements] != list(actual.values())
+    module_name, _, name = entry.name.rpartition(".")
+    module = inventory.names.module_named(module_name)
+    for axis, style in (*((None, placement) for placement in rule.placements), *rule.styles):
+        dims = {actual[axis]} if axis in actual else set(actual.values())
+        if isinstance(style, (Colwise, Rowwise)) and num_dims < 2:
+            continue  # a bias may be replicated
+        if isinstance(style, (Colwise, Rowwise, Shard)):
+            dim = style_dim(style, module, name, num_dims)
+            return not dims - {None} if dim is None else dim not in dims
+    return False
 
 
 def _shard_dim(placement: Any, entry: TensorEntry) -> int | None:
@@ -102,11 +107,11 @@ def _shard_dim(placement: Any, entry: TensorEntry) -> int | None:
 def _describe(inventory: ModelInventory, entry: TensorEntry) -> str:
     if entry.mesh is None:
         return "a plain tensor"
-    placements = describe_placements(inventory.planned_placements(entry))
+    placements = describe_placements(inventory.planned_placements(entry).values())
     return ", ".join(placements) if placements else "sharded by FSDP only"
 
 
-def _not_applied(rule: Rule, name: str, actual: str) -> Finding:
+def _not_applied(rule: PlanRule, name: str, actual: str) -> Finding:
     return Finding(
         rule="plan-not-applied",
         severity=Severity.ERROR,
@@ -117,7 +122,7 @@ def _not_applied(rule: Rule, name: str, actual: str) -> Finding:
 
 
 def find_broken_ties(
-    inventory: ModelInventory, rules: Sequence[Rule], before: Recording | None
+    inventory: ModelInventory, rules: Sequence[PlanRule], before: Recording | None
 ) -> Iterator[Finding]:
     """Find tied weights that are now separate tensors, or that the plan would separate."""
     tensors = {first_entry.name: first_entry for first_entry in inventory.tensors}
@@ -171,7 +176,7 @@ def _declared_ties(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _find_ties_broken_by_plan(
-    inventory: ModelInventory, rules: Sequence[Rule]
+    inventory: ModelInventory, rules: Sequence[PlanRule]
 ) -> Iterator[Finding]:
     groups: defaultdict[str, list[TensorEntry]] = defaultdict(list)
     for entry in inventory.tensors:
@@ -194,10 +199,13 @@ def _find_ties_broken_by_plan(
             )
 
 
-def _planned_layout(inventory: ModelInventory, entry: TensorEntry, rules: Sequence[Rule]) -> str:
+def _planned_layout(
+    inventory: ModelInventory, entry: TensorEntry, rules: Sequence[PlanRule]
+) -> str:
     rule = next((rule for rule in rules if rule.pattern == entry.record.rule), None)
     if rule is None:
         return "unchanged"
-    module = inventory.names.module_named(entry.name.rpartition(".")[0])
-    dim = None if module is None else rule.shard_dim(module, len(entry.record.shape))
+    module_name, _, name = entry.name.rpartition(".")
+    module = inventory.names.module_named(module_name)
+    dim = rule.shard_dim(module, name, len(entry.record.shape))
     return rule.meaning if dim is None else f"sharded along dim {dim}"

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, final
+from typing import final
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -42,8 +42,9 @@ from shardscope._torch.modules import (
 )
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.module_records import describe_parameter
+from shardscope.plan import PlanMatcher
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
-from shardscope.shard.audit.plan import Rule, RuleRegistry
+from shardscope.shard.audit.plan import PlanRule
 
 
 def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, list[Mark]]:
@@ -108,14 +109,14 @@ class TensorEntry:
 class ModelInventory:
     """A model, read once: `modules` are records, `tensors` its parameters and buffers."""
 
-    def __init__(self, model: nn.Module, *, rank: int, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, model: nn.Module, *, rank: int, rules: Sequence[PlanRule] = ()) -> None:
         self.model = model
         self.names = ModuleNames(model)
         self.groups = list(managed_groups(model))
         self.tensors: list[TensorEntry] = []
         self.gaps: list[Gap] = []
         self.rank = rank
-        self._rules = RuleRegistry(rules)
+        self._rules = PlanMatcher(rules)
         self._sharded = sharded_parameters(model)
         self._pieces = flat_shards(model)
         self._hidden: defaultdict[int, list[tuple[str, None]]] = defaultdict(list)
@@ -144,14 +145,14 @@ class ModelInventory:
                 names |= {f"{alias}.{tensor.name}" for tensor in module.parameters}
         return names
 
-    def planned_placements(self, entry: TensorEntry) -> tuple[Any, ...]:
-        """A tensor's placements along the axes that FSDP does not use."""
+    def planned_placements(self, entry: TensorEntry) -> dict[str, Placement]:
+        """A tensor's placements along the axes that FSDP does not use, by axis."""
         if not isinstance(entry.tensor, DTensor):
-            return ()
+            return {}
         group = entry.record.fsdp_group
         fsdp_axes = () if group is None else self._fsdp_axes.get(group, ())
         axes = zip(entry.record.axes, entry.tensor.placements, strict=True)
-        return tuple(placement for axis, placement in axes if axis not in fsdp_axes)
+        return {axis: placement for axis, placement in axes if axis not in fsdp_axes}
 
     def _read_modules(self) -> Iterator[Module]:
         marks = read_marks(self.model, self.groups)
@@ -223,9 +224,8 @@ class ModelInventory:
     def _find_rule(self, module: nn.Module, name: str, index: int) -> str | None:
         """The rule that names the tensor, or else the module, by any of its names."""
         names = (self.names.names[index], *self.names.aliases(index), self._live[id(module)])
-        tensors = (f"{prefix}.{name}".lstrip(".") for prefix in names)
-        rule = self._rules.find((*tensors, *names))
-        return None if rule is None else rule.pattern
+        matching = self._rules.find_for_tensor(name, *names)
+        return matching[0][0].pattern if matching else None
 
     def _describe(
         self, name: str, tensor: torch.Tensor | None, piece: FlatShard | None

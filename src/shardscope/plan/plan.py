@@ -4,7 +4,6 @@ written as TOML.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,29 +11,29 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, final
 
+import tomlkit
+
 from shardscope.errors import OutputError, PlanError
-from shardscope.parallel.plan.io_constraints import IOConstraint, read_io_constraint
-from shardscope.parallel.plan.parse import Entry, Styles, TomlValue, read_entry, style_table
-from shardscope.parallel.plan.placement_syntax import format_placement
-from shardscope.parallel.plan.styles import (
+from shardscope.plan.parse import Entry, TomlValue, read_entry, style_table
+from shardscope.plan.placement_syntax import describe_placement, format_placement, read_placement
+from shardscope.plan.placements import Partial, Placement
+from shardscope.plan.styles import (
     Colwise,
     ModuleInput,
     ModuleOutput,
     Replicated,
     Rowwise,
     Sequence,
+    Styles,
+    is_torch_style,
 )
-from shardscope.parallel.plan.torch_styles import is_torch_style
-from shardscope.parallel.plan.transformers import read_transformers
+from shardscope.plan.transformers import read_transformers
 from shardscope.record import read_text_file, write_file
 
 _TABLES = ("plan", "inputs", "outputs")
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_UNSAFE = re.compile(r'["\\\x00-\x1f\x7f]')
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, Any]]:
+def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, object]]:
     """The tables of a plan file; those that the file lacks are empty."""
     try:
         tables = tomllib.loads(read_text_file(path))
@@ -77,7 +76,13 @@ def toml_of(tables: Mapping[str, Mapping[str, TomlValue]]) -> str:
     """The tables as TOML; empty ones are left out."""
     blocks = [
         "\n".join(
-            [f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+            [
+                f"[{name}]",
+                *(
+                    f"{tomlkit.key(key).as_string()} = {_value(value)}"
+                    for key, value in table.items()
+                ),
+            ]
         )
         for name, table in tables.items()
         if table
@@ -85,7 +90,7 @@ def toml_of(tables: Mapping[str, Mapping[str, TomlValue]]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _check_tables(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _check_tables(tables: Mapping[str, object], path: str) -> tuple[str, ...]:
     unknown = [name for name in tables if name not in _TABLES]
     if unknown:
         raise PlanError(
@@ -95,33 +100,93 @@ def _check_tables(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
     return _TABLES
 
 
-def _table(tables: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
+def _table(tables: Mapping[str, object], name: str, path: str) -> dict[str, object]:
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise PlanError(f"The plan {path!r} has {name} = {table!r}. Make it a table: [{name}].")
     return table
 
 
-def _key(text: str) -> str:
-    return text if _BARE_KEY.fullmatch(text) else _quote(text)
-
-
-def _quote(text: str) -> str:
-    return f'"{_UNSAFE.sub(_escape, text)}"'
-
-
-def _escape(match: re.Match[str]) -> str:
-    return _ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
-
-
 def _value(value: TomlValue) -> str:
-    if isinstance(value, str):
-        return _quote(value)
+    if isinstance(value, dict):  # tomlkit writes inline tables without spaces inside the braces
+        pairs = [f"{tomlkit.key(key).as_string()} = {_value(item)}" for key, item in value.items()]
+        return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())} }}"
-    return str(value)
+    return tomlkit.item(value).as_string()
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class IOConstraint:
+    """A path or position, with placements by axis (None: the default one) or one for each axis."""
+
+    side: str  # inputs or outputs
+    key: str
+    by_axis: tuple[tuple[str | None, Placement], ...] = ()
+    in_order: tuple[Placement, ...] = ()
+
+    @property
+    def location(self) -> str:
+        return f"The plan's {self.side[:-1]} {self.key!r}"
+
+    def to_toml(self) -> TomlValue:
+        """The placements as a TOML value."""
+        if self.in_order:
+            return [format_placement(placement) for placement in self.in_order]
+        if self.by_axis[0][0] is None:
+            return format_placement(self.by_axis[0][1])
+        return {str(axis): format_placement(placement) for axis, placement in self.by_axis}
+
+    def __repr__(self) -> str:
+        if self.in_order:
+            return f"{self.key!r}: [{', '.join(map(describe_placement, self.in_order))}]"
+        if self.by_axis[0][0] is None:
+            return f"{self.key!r}: {describe_placement(self.by_axis[0][1])}"
+        placements = ", ".join(
+            f"{axis!r}: {describe_placement(placement)}" for axis, placement in self.by_axis
+        )
+        return f"{self.key!r}: {{{placements}}}"
+
+
+def read_io_constraint(key: object, value: object, *, side: str) -> IOConstraint:
+    """Parse what the user wrote as `key: value` under `inputs` or `outputs`."""
+    if isinstance(key, bool) or not isinstance(key, (str, int)) or (key != 0 and not key):
+        raise PlanError(
+            f"The plan's {side} have the key {key!r}. Give a path, such as 'batch.ids', or a "
+            "position, such as 0."
+        )
+    constraint = IOConstraint(side, str(key))
+    if isinstance(value, Mapping):
+        if not value:
+            raise PlanError(
+                f"{constraint.location} is empty. Give placements, such as {{'dp': Shard(0)}}."
+            )
+        read = tuple(
+            (str(axis), _read_io_placement(constraint, placement))
+            for axis, placement in value.items()
+        )
+        return IOConstraint(side, constraint.key, by_axis=read)
+    if isinstance(value, (list, tuple)) and value:
+        return IOConstraint(
+            side,
+            constraint.key,
+            in_order=tuple(_read_io_placement(constraint, placement) for placement in value),
+        )
+    return IOConstraint(
+        side, constraint.key, by_axis=((None, _read_io_placement(constraint, value)),)
+    )
+
+
+def _read_io_placement(constraint: IOConstraint, value: object) -> Placement:
+    placement = read_placement(value, f"{constraint.location}'s placement")
+    if isinstance(placement, Partial) and constraint.side == "inputs":
+        raise PlanError(
+            f"{constraint.location} is {describe_placement(placement)}, but an input cannot be "
+            f"partial. Give Shard(dim) "
+            "or Replicate()."
+        )
+    return placement
 
 
 _MAX_REPR = 240  # characters of entries
@@ -164,7 +229,7 @@ class Plan:
             object.__setattr__(self, side, constraints)
 
     @staticmethod
-    def of(given: Any) -> Plan:
+    def of(given: object) -> Plan:
         """The plan that was given: a Plan, a mapping, the path of a TOML file, or one style.
 
         One style is for the module that the program was exported from.
@@ -199,7 +264,7 @@ class Plan:
             raise PlanError(f"In {str(path)!r}: {error}") from error
 
     @staticmethod
-    def from_transformers(model: Any, *, prefix: str | None = None) -> Plan:
+    def from_transformers(model: object, *, prefix: str | None = None) -> Plan:
         """The plan that a transformers model or its config comes with, or such a mapping.
 
         For about twenty kinds of models without one (GPT-2, BERT, T5, ViT), it is a plan of ours.
@@ -245,7 +310,7 @@ def _shorten(entries: Collection[object]) -> str:
     return ", ".join(shown)
 
 
-def _items(values: Any, what: str, example: str) -> list[tuple[Any, Any]]:
+def _items(values: object, what: str, example: str) -> list[tuple[object, object]]:
     if values is None:
         return []
     if not isinstance(values, Mapping):

@@ -1,22 +1,189 @@
-"""Constraints at the boundaries of the modules that a plan names, and checks that heads
-divide evenly.
+"""Partitions an exported program by a plan: a graph with placements and reshards for all ranks.
+
+The plan's placements of module inputs and outputs are matched with the values that enter and leave
+those modules, and placements are propagated along each mesh axis in turn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import final
+from typing import TypeVar, final
 
 import torch
+from torch.export import ExportedProgram
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, values_in
-from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Placement, Shard
-from shardscope.parallel.plan.resolve import InputConstraints, PlacementConstraint, ResolvedPlan
+from shardscope.parallel.ir.graph import OpNode, Origin, Role, ShardingGraph, Value, values_in
+from shardscope.parallel.ir.mesh import Mesh, read_mesh
+from shardscope.parallel.ir.shard_spec import MeshCoordinate
+from shardscope.parallel.ir.symbolic_sizes import find_sharded_symbols
+from shardscope.parallel.passes import (
+    AxisConstraints,
+    Capture,
+    Fallback,
+    check_order,
+    make_functional,
+    propagate_axis,
+    read_program,
+)
+from shardscope.parallel.plan import PlacementConstraint, ResolvedPlan, index_program, resolve
+from shardscope.parallel.plan.resolve import InputConstraints
+from shardscope.parallel.program import ParallelProgram
+from shardscope.plan import Plan
+from shardscope.plan.placements import Placement, Replicate, Shard
+
+_Key = TypeVar("_Key")
+_NO_CONSTRAINTS = AxisConstraints(
+    inputs={}, module_inputs={}, module_outputs={}, outputs=lambda _: None
+)
+
+
+def partition_by_plan(
+    program: ExportedProgram, mesh: object, plan: object, *, is_training: bool = False
+) -> ParallelProgram:
+    """Partition an exported program by a plan; without verification."""
+    return partition_capture(
+        Capture(program), read_mesh(mesh), Plan.of(plan), is_training=is_training
+    )
+
+
+def partition_capture(
+    capture: Capture, mesh: Mesh, plan: Plan, *, is_training: bool
+) -> ParallelProgram:
+    """Partition a captured program by a plan; a cache of keys and values stays sharded."""
+    index = index_program(capture.program)
+    resolved = resolve(plan, index, mesh.axes)
+    # A cache of keys and values is the model's own state: each rank keeps its shard of it, unless
+    # the plan names that output.
+    cached = [path for i, path in enumerate(index.outputs or ()) if i in capture.cached]
+    as_computed: dict[str, PlacementConstraint] = dict.fromkeys(cached, (None,) * len(mesh.axes))
+    resolved = replace(resolved, outputs={**as_computed, **resolved.outputs})
+    return partition_program(capture.program, mesh, resolved, is_training=is_training)
+
+
+def partition_program(
+    program: ExportedProgram, mesh: Mesh, resolved: ResolvedPlan, *, is_training: bool = False
+) -> ParallelProgram:
+    """Partition an exported program by a resolved plan, which may be empty."""
+    index = index_program(program)
+    source = make_functional(program)
+    graph = read_program(source)
+    names = {value.alias: path for path, value in (index.inputs or {}).items()}
+    graph.name_values(names, list(index.outputs or ()))
+    names_by_primary = {
+        primary: (primary, *tensor.aliases) for primary, tensor in index.tensors.items()
+    }
+    aliases = {name: names_by_primary[primary] for name, primary in index.primary_names.items()}
+    fallbacks = propagate_all_axes(graph, mesh, resolved, aliases=aliases, is_training=is_training)
+    parallel_program = ParallelProgram(
+        source=source,
+        graph=graph,
+        mesh=mesh,
+        plan=resolved,
+        fallbacks=fallbacks,
+        is_training=is_training,
+    )
+    check_order(graph, mesh, gradients=parallel_program.gradients)
+    return parallel_program
+
+
+def propagate_all_axes(
+    graph: ShardingGraph,
+    mesh: Mesh,
+    resolved: ResolvedPlan,
+    *,
+    aliases: Mapping[str, Sequence[str]] | None = None,
+    is_training: bool = False,
+) -> list[Fallback]:
+    """Propagate placements and insert reshards along each axis of the mesh in turn."""
+    boundaries = find_boundaries(graph, resolved, aliases)
+    check_heads(graph, boundaries, mesh)
+    input_placements = _place_inputs(graph, resolved)
+    constrained = [*boundaries.module_outputs.items(), *input_placements.items()]
+    constrained += [
+        (value, constraint) for (_, value), constraint in boundaries.module_inputs.items()
+    ]
+    graph.shard_sizes(
+        find_sharded_symbols(
+            [(value.shape, constraint) for value, constraint in constrained], mesh.sizes
+        )
+    )
+    first_coordinate = MeshCoordinate(mesh.sizes, (0,) * len(mesh.sizes))
+    fallbacks = []
+    for axis, num_ranks in enumerate(mesh.sizes):
+        # Along an axis of one rank everything is replicated.
+        is_single_rank = num_ranks == 1
+        constraints = (
+            _NO_CONSTRAINTS
+            if is_single_rank
+            else _axis_constraints(graph, resolved, boundaries, input_placements, axis)
+        )
+        fallbacks += propagate_axis(
+            graph,
+            axis=axis,
+            coordinate=first_coordinate,
+            constraints=constraints,
+            is_training=is_training,
+        )
+    return fallbacks
+
+
+def _place_inputs(
+    graph: ShardingGraph, resolved: ResolvedPlan
+) -> dict[Value, tuple[Placement, ...]]:
+    """The placements of inputs, parameters, buffers and constants that the plan shards."""
+    placements = {}
+    for value, role in graph.inputs:
+        table = resolved.inputs if role.kind == "input" else resolved.tensors
+        if role.name in table:
+            placements[value] = table[role.name]
+    return placements
+
+
+def _axis_constraints(
+    graph: ShardingGraph,
+    resolved: ResolvedPlan,
+    boundaries: BoundaryConstraints,
+    input_placements: Mapping[Value, tuple[Placement, ...]],
+    axis: int,
+) -> AxisConstraints:
+    is_data_axis = any(
+        placements[axis] != Replicate()
+        for value, placements in input_placements.items()
+        if any(source is value and role.kind == "input" for source, role in graph.inputs)
+    )
+
+    def constrain_output(role: Role) -> Placement | None:
+        if role.kind == "mutation":
+            return resolved.tensors.get(role.name, _replicate_all(resolved))[axis]
+        if role.kind == "input mutation":
+            return resolved.inputs.get(role.name, _replicate_all(resolved))[axis]
+        if role.name in resolved.outputs:
+            return resolved.outputs[role.name][axis]
+        return None if is_data_axis else Replicate()
+
+    return AxisConstraints(
+        inputs={value: placements[axis] for value, placements in input_placements.items()},
+        module_inputs=_along_axis(boundaries.module_inputs, axis),
+        module_outputs=_along_axis(boundaries.module_outputs, axis),
+        outputs=constrain_output,
+        exited_modules=boundaries.exited_modules,
+        is_data_axis=is_data_axis,
+    )
+
+
+def _along_axis(
+    module_constraints: Mapping[_Key, PlacementConstraint], axis: int
+) -> dict[_Key, Placement]:
+    placements = {key: constraint[axis] for key, constraint in module_constraints.items()}
+    return {key: placement for key, placement in placements.items() if placement is not None}
+
+
+def _replicate_all(resolved: ResolvedPlan) -> tuple[Placement, ...]:
+    return (Replicate(),) * len(resolved.axes)
 
 
 @final

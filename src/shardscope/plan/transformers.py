@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.parse import NO_EFFECT_STYLES
+from shardscope.plan.parse import NO_EFFECT_STYLES
 from shardscope.record.patterns import matches_name
 
 # Styles that leave weights replicated. No pattern of such a plan overrides another, so entries
@@ -14,7 +13,7 @@ from shardscope.record.patterns import matches_name
 _REPLICATED = NO_EFFECT_STYLES | {"replicate"}
 
 
-def read_transformers(source: Any, *, prefix: str | None) -> dict[str, Any]:
+def read_transformers(source: object, *, prefix: str | None) -> dict[str, object]:
     """The entries that shard something, by the names of the model's modules.
 
     `source` is a model, a config, or a mapping in the form that transformers writes plans in.
@@ -30,11 +29,11 @@ def read_transformers(source: Any, *, prefix: str | None) -> dict[str, Any]:
     return {f"{under}{key}": style for key, style in plan.items() if not _is_replicated(style)}
 
 
-def _is_replicated(style: Any) -> bool:
+def _is_replicated(style: object) -> bool:
     return isinstance(style, str) and style.strip().lower() in _REPLICATED
 
 
-def _plan_of(source: Any) -> dict[str, Any]:
+def _plan_of(source: object) -> dict[str, object]:
     own = _mapping(source, "tp_plan") or _mapping(source, "_tp_plan")
     config = getattr(source, "config", source)  # a config has its plan itself
     plan = {**_mapping(config, "base_model_tp_plan"), **own}
@@ -49,11 +48,11 @@ def _plan_of(source: Any) -> dict[str, Any]:
     return {key: style for key, style in prefixed.items() if _matches_any(key, names)}
 
 
-def _own_plan(config: Any) -> dict[str, Any]:
+def _own_plan(config: object) -> dict[str, object]:
     """Our plan for a model that comes without one, by its config."""
     is_multi_query = getattr(config, "multi_query", False)
     if is_multi_query and not getattr(config, "new_decoder_architecture", False):
-        return _MULTI_QUERY.get(config.model_type, {})
+        return _MULTI_QUERY.get(getattr(config, "model_type", ""), {})
     return _PLANS.get(getattr(config, "model_type", ""), {})
 
 
@@ -71,7 +70,7 @@ def _matches_any(key: str, names: list[str]) -> bool:
     return any(matches_name(key, name) for name in names)
 
 
-def _names(source: Any) -> list[str] | None:
+def _names(source: object) -> list[str] | None:
     """The names of all modules and parameters; None if it is not a model."""
     if not hasattr(source, "named_modules") or not hasattr(source, "named_parameters"):
         return None
@@ -81,12 +80,12 @@ def _names(source: Any) -> list[str] | None:
     ]
 
 
-def _mapping(source: Any, name: str) -> dict[str, Any]:
+def _mapping(source: object, name: str) -> dict[str, object]:
     value = getattr(source, name, None)
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _pairs(columns: str, rows: str) -> dict[str, Any]:
+def _pairs(columns: str, rows: str) -> dict[str, object]:
     """Megatron's layout: the first layers of each pair by columns, the second ones by rows."""
     return {
         **{f"**.{name}": "colwise" for name in columns.split()},
@@ -94,7 +93,7 @@ def _pairs(columns: str, rows: str) -> dict[str, Any]:
     }
 
 
-def _fused(parts: int) -> dict[str, Any]:
+def _fused(parts: int) -> dict[str, object]:
     return {"style": "colwise", "fused": parts}
 
 
@@ -106,7 +105,7 @@ _T5 = _pairs("q k v wi wi_0 wi_1 relative_attention_bias", "o wo")
 _VIT = _pairs("q_proj k_proj v_proj fc1", "o_proj fc2")
 
 # For models that come without a plan, by config.model_type. Embeddings and heads stay replicated.
-_PLANS: dict[str, dict[str, Any]] = {
+_PLANS: dict[str, dict[str, object]] = {
     "albert": _pairs(
         "attention.query attention.key attention.value ffn", "attention.dense ffn_output"
     ),
@@ -161,7 +160,7 @@ _PLANS: dict[str, dict[str, Any]] = {
     "xlm-roberta": _BERT,
 }
 # If all heads share one key and value head in a fused weight, attention stays replicated.
-_MULTI_QUERY: dict[str, dict[str, Any]] = {
+_MULTI_QUERY: dict[str, dict[str, object]] = {
     "falcon": _pairs("dense_h_to_4h", "dense_4h_to_h"),
     "gpt_bigcode": _pairs("mlp.c_fc", "mlp.c_proj"),
 }

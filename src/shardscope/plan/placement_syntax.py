@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from torch.distributed.tensor import Partial as TorchPartial
 from torch.distributed.tensor import Placement as TorchPlacement
@@ -11,7 +10,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 _SHARD = re.compile(
     r"shard\(\s*(?:dim\s*=\s*)?(-?\d+)\s*"
@@ -22,14 +21,14 @@ _REPLICATE = re.compile(r"replicate(?:\(\s*\))?")
 _REDUCTIONS = {"sum", "max", "min"}
 
 
-def is_placement(value: Any) -> bool:
+def is_placement(value: object) -> bool:
     """Whether it is a placement object or class, ours or torch's."""
     return isinstance(value, (Replicate, Shard, Partial, TorchPlacement)) or (
         isinstance(value, type) and issubclass(value, (Replicate, Shard, Partial, TorchPlacement))
     )
 
 
-def read_placement(value: Any, location: str) -> Placement:
+def read_placement(value: object, location: str) -> Placement:
     """Our placement for what the user wrote at `location`; raises PlanError if it is none."""
     if isinstance(value, str) and (placement := read_placement_text(value)) is not None:
         return placement
@@ -116,7 +115,7 @@ def _check_shard(shard: Shard, location: str) -> Shard:
     return shard
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeAlias, final
+from typing import Any, TypeGuard, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.plan.placement_syntax import (
+from shardscope.plan.placement_syntax import (
     describe_placement,
     format_placement,
     is_placement,
     read_placement,
     read_placement_text,
 )
-from shardscope.parallel.plan.styles import (
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.styles import (
     Colwise,
     ModuleInput,
     ModuleOutput,
@@ -24,8 +24,10 @@ from shardscope.parallel.plan.styles import (
     Rowwise,
     Sequence,
     Style,
+    Styles,
+    is_torch_style,
+    read_torch_style,
 )
-from shardscope.parallel.plan.torch_styles import is_torch_style, read_torch_style
 from shardscope.record.patterns import is_pattern
 
 _STYLES_BY_NAME: dict[str, Style] = {
@@ -56,8 +58,8 @@ _STYLES_BY_NAME: dict[str, Style] = {
 NO_EFFECT_STYLES = frozenset(
     {"isolated", "local", "mla_kv_a_proj", "replicated_with_grad_allreduce"}
 )
-"""Names of transformers' that leave every weight whole, and arrange what we arrange unasked:
-which tensors are local, and where gradients are summed."""
+"""Style names of transformers that shard no weight. They mark local tensors and sum gradients,
+which `parallelize` does without being asked."""
 
 # They dispatch tokens to experts by code that a single-device program does not have.
 _EXPERT_PARALLEL = frozenset(
@@ -92,7 +94,7 @@ def _suggest(key: str) -> str:
 
 
 TomlValue = str | int | list["TomlValue"] | dict[str, "TomlValue"]
-"""What a table may hold."""
+"""A value in a plan file."""
 
 _NONE = "none"  # no constraint on a value; TOML has no null
 _SHARDING_KEYS = {"input", "output", "fused", "heads"}
@@ -166,7 +168,7 @@ def _read_input(options: Mapping[str, Any], location: str) -> ModuleInput:
     return ModuleInput(*_read_constraints(options.get("positional", ()), location), **names)
 
 
-def _read_constraints(values: Any, location: str) -> list[Placement | None]:
+def _read_constraints(values: object, location: str) -> list[Placement | None]:
     row = [values] if isinstance(values, str) else values
     if not isinstance(row, Iterable):
         raise PlanError(f"{location} gives {values!r} instead of a list of placements.")
@@ -182,14 +184,11 @@ def _format_constraint(placement: Placement | None) -> TomlValue:
     return _NONE if placement is None else format_placement(placement)
 
 
-def _to_toml(value: Any) -> TomlValue:
+def _to_toml(value: int | tuple[int, ...] | Placement) -> TomlValue:
     if isinstance(value, tuple):
         return list(value)
     return value if isinstance(value, int) else format_placement(value)
 
-
-Styles: TypeAlias = tuple[Style, ...]
-"""What is said along one axis: at most one that lays out the parameters, and pins beside it."""
 
 _STYLE_CLASSES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
 
@@ -224,7 +223,7 @@ class Entry:
         return f"{{{', '.join(parts)}}}"
 
 
-def read_entry(pattern: Any, value: Any) -> Entry:
+def read_entry(pattern: object, value: object) -> Entry:
     """Parse the entry that the user wrote as `pattern: value`."""
     if not isinstance(pattern, str):
         raise PlanError(
@@ -241,25 +240,26 @@ def read_entry(pattern: Any, value: Any) -> Entry:
     return Entry(pattern, by_axis=((None, _read_styles(value, location)),))
 
 
-def _read_axes(value: Mapping[Any, Any], location: str) -> tuple[tuple[str, Styles], ...]:
+def _read_axes(value: Mapping[object, object], location: str) -> tuple[tuple[str, Styles], ...]:
     if not value:
         raise PlanError(f"{location} is empty. Give placements, such as {{'tp': Shard(0)}}.")
+    by_axis: list[tuple[str, Styles]] = []
     for axis, styles in value.items():
         if not isinstance(axis, str):
             raise PlanError(
                 f"{location} names the axis {axis!r}, which is {type(axis).__name__}. Axes of a "
-                "mesh "
-                "have names, such as 'tp'."
+                "mesh have names, such as 'tp'."
             )
         if isinstance(styles, Mapping) and "style" not in styles:
             raise PlanError(
                 f"{location} gives a table for the axis {axis!r}. Give a style or a placement; in "
                 f'TOML, write a name that has dots in quotes: "layers.0.wq".'
             )
-    return tuple((axis, _read_styles(styles, location)) for axis, styles in value.items())
+        by_axis.append((axis, _read_styles(styles, location)))
+    return tuple(by_axis)
 
 
-def _read_styles(value: Any, location: str) -> Styles:
+def _read_styles(value: object, location: str) -> Styles:
     values = list(value) if _is_row(value) else [value]
     styles = tuple(style for item in values for style in _read_style(item, location))
     if not styles:
@@ -278,7 +278,7 @@ def _read_styles(value: Any, location: str) -> Styles:
     return styles
 
 
-def _read_style(value: Any, location: str) -> Styles:
+def _read_style(value: object, location: str) -> Styles:
     if isinstance(value, type) and value in _STYLE_CLASSES:
         return (value(),)
     if isinstance(value, _STYLE_CLASSES):
@@ -298,25 +298,24 @@ def _read_style(value: Any, location: str) -> Styles:
     )
 
 
-def _read_tensor_placement(value: Any, location: str) -> Placement:
+def _read_tensor_placement(value: object, location: str) -> Placement:
     """A placement of a parameter or buffer, which cannot be partial."""
     placement = read_placement(value, f"{location}'s placement")
     if isinstance(placement, Partial):
         raise PlanError(
             f"{location} gives {describe_placement(placement)}, but a parameter cannot be partial. "
-            f"Give "
-            "Shard(dim) or Replicate()."
+            "Give Shard(dim) or Replicate()."
         )
     return placement
 
 
-def _is_placement_text_or_object(value: Any) -> bool:
+def _is_placement_text_or_object(value: object) -> bool:
     if isinstance(value, str):
         return read_placement_text(value) is not None
     return is_placement(value)
 
 
-def _is_row(value: Any) -> bool:
+def _is_row(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
     return isinstance(value, (list, tuple))
 
 
