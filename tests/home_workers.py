@@ -22,9 +22,9 @@ import torch
 
 from shardscope.compile.diagnose import diagnose as diagnosing
 from shardscope.compile.diagnose import repro_writer as writing
-from shardscope.compile.diagnose.worker.context import WorkerContext
 from shardscope.compile.diagnose.worker.scripts import ScriptResult
 from shardscope.compile.diagnose.worker.serialization import pack, unpack
+from shardscope.compile.diagnose.worker.server import WorkerContext
 from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung
 
 __all__ = ["Death", "HomeScript", "HomeWorkers", "Sleep", "stay_at_home"]

@@ -16,7 +16,7 @@ import torch
 
 from captured_fragments import run
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.worker.context import WorkerContext
+from shardscope.compile.diagnose.worker.server import WorkerContext
 
 __all__: list[str] = []
 

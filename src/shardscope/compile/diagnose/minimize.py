@@ -20,10 +20,10 @@ from shardscope.compile.diagnose.worker_client import ProgressReporter, WorkerCl
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
     SubgraphInfo,
-    attempt,
     check_affects_results,
-    describe,
-    point_at,
+    check_with_toggles,
+    describe_suspects,
+    find_first_wrong_op,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, Phase, SuspectOp
@@ -67,7 +67,9 @@ class Minimizer:
         shrunk = self._shrink_to_affecting(key, loaded, graph_outcome)
         subset = OpSubset(key, frozenset(shrunk.keep))
         # If no op could be left out, the outcome of the graph is the outcome of the subset.
-        outcome = graph_outcome if len(shrunk.keep) == len(loaded.ops) else self._client.ask(subset)
+        outcome = (
+            graph_outcome if len(shrunk.keep) == len(loaded.ops) else self._client.check(subset)
+        )
         minimized = MinimizedFailure(
             self._describe(diagnosis, subset, outcome, shrunk),
             subset,
@@ -88,7 +90,7 @@ class Minimizer:
             phase=outcome.phase,
             deviation=outcome.deviation,
             error=outcome.error,
-            suspects=tuple(map(show_relative_path, self._client.look(describe, subset))),
+            suspects=tuple(map(show_relative_path, self._client.read(describe_suspects, subset))),
             is_minimal=shrunk.is_minimal,
         )
 
@@ -104,7 +106,7 @@ class Minimizer:
                 loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
             )
         shrunk = self._shrink(key, loaded.ops, loaded, graph_outcome, hints)
-        is_inner = not self._client.ask(OpSubset(key)).is_bad  # its results are correct
+        is_inner = not self._client.check(OpSubset(key)).is_bad  # its results are correct
         if is_inner or not self._may_not_affect_results(shrunk, loaded, graph_outcome, hints):
             return shrunk
         rest = [name for name in loaded.ops if name not in shrunk.keep]
@@ -113,7 +115,7 @@ class Minimizer:
                 check_affects_results, OpSubset(key, frozenset(shrunk.keep)), self._compiler
             )
             if is_harmless and is_same_failure(
-                self._client.ask(OpSubset(key, frozenset(rest))), graph_outcome
+                self._client.check(OpSubset(key, frozenset(rest))), graph_outcome
             ):
                 return self._shrink(key, rest, loaded, graph_outcome, ())
         except CompileError:  # then the first result stands
@@ -144,7 +146,7 @@ class Minimizer:
 
         def ask(keep: frozenset[str]) -> Answer:
             try:
-                outcome = self._client.ask(OpSubset(key, keep))
+                outcome = self._client.check(OpSubset(key, keep))
             except CompileError:  # it fails in eager execution, too
                 return Answer.UNRESOLVED
             if is_same_failure(outcome, graph_outcome):
@@ -169,7 +171,7 @@ class Minimizer:
         if graph_outcome.hints or graph_outcome.condition not in NUMBERS:
             return graph_outcome.hints
         try:
-            outcome: Outcome = self._client.run(point_at, key, self._compiler)
+            outcome: Outcome = self._client.run(find_first_wrong_op, key, self._compiler)
         except CompileError:  # the search is only slower without hints
             return ()
         return outcome.hints if is_same_failure(outcome, graph_outcome) else ()
@@ -191,7 +193,7 @@ class Minimizer:
         def ask(toggles: StageToggles) -> Report:
             nonlocal last_phase
             report = self._client.run(
-                attempt,
+                check_with_toggles,
                 failure.subset,
                 self._compiler,
                 toggles,

@@ -35,10 +35,10 @@ from shardscope.compile.diagnose.worker_client import (
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
     SubgraphInfo,
-    check_exposed,
+    apply_user_settings,
+    check_all_values,
     check_program,
-    set_up,
-    warm_up,
+    probe_vector_instructions,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Finding, Phase, Recording, Severity, Stage
@@ -110,7 +110,7 @@ class DiagnosisPipeline:
         outcomes = []
         for key, loaded in self._load(subgraphs):
             self._reporter.show_task(f"compiling graph {key} of {len(subgraphs)}")
-            outcome = self._client.ask(OpSubset(key))
+            outcome = self._client.check(OpSubset(key))
             if outcome.is_bad:
                 minimized = self._minimize_and_record(
                     self._start_diagnosis(outcome), key, loaded, outcome
@@ -277,7 +277,7 @@ class DiagnosisPipeline:
 
     def _expose(self, key: int) -> Outcome:
         try:
-            outcome: Outcome = self._client.run(check_exposed, key, self._compiler)
+            outcome: Outcome = self._client.run(check_all_values, key, self._compiler)
         except CompileError as error:
             self._notes.append(f"Not all values of graph {key} could be compared ({error}).")
             return Outcome(Condition.FINE)
@@ -413,8 +413,6 @@ def run_diagnosis(target: TargetFunction, compiler: Compiler, resources: Resourc
     _check_can_be_sent(compiler)
     if "inductor" in compiler.name:
         seed_inductor_cache(resources.folder.sandbox)
-        if not torch.accelerator.is_available():
-            resources.workers.prepare(warm_up, name="vector instructions")
     _, world_size = read_identity()
     return make_recording(_examine(target, compiler, resources), world_size=world_size)
 
@@ -436,9 +434,11 @@ def _examine(target: TargetFunction, compiler: Compiler, resources: Resources) -
         client = WorkerClient(
             resources.workers, compiler, Timeouts(resources.compile_s), reporter.show_num_queries
         )
+        if "inductor" in compiler.name and not torch.accelerator.is_available():
+            client.prepare(probe_vector_instructions, name="vector instructions")
         minimizer = Minimizer(client, compiler, reporter, budget=resources.budget)
         settings = read_settings()
-        resources.workers.prepare(set_up, settings, name="settings")
+        client.prepare(apply_user_settings, settings, name="settings")
         writer = ReproWriter(
             client,
             compiler,

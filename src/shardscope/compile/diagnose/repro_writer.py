@@ -38,10 +38,10 @@ from shardscope.compile.diagnose.worker_client import (
 )
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
+    ReproRequest,
     ReproScript,
-    Request,
-    run_passing,
-    write,
+    run_passing_variant,
+    write_script,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis
@@ -239,7 +239,7 @@ class ReproWriter:
 
     def _write(self, failure: MinimizedFailure, subset: OpSubset) -> ReproScript | Outcome:
         diagnosis = failure.diagnosis
-        request = Request(
+        request = ReproRequest(
             subset=subset,
             passing=failure.passing,
             compiler=self._compiler,
@@ -251,7 +251,7 @@ class ReproWriter:
             settings=self._settings,
             may_try=self._may_try(failure.outcome),
         )
-        written: ReproScript | Outcome = self._client.run(write, request, num_calls=0)
+        written: ReproScript | Outcome = self._client.run(write_script, request, num_calls=0)
         if isinstance(written, ReproScript):
             self._client.count(written.num_calls)
             self._num_passing_calls = int(written.passing_calls_backend)
@@ -287,7 +287,9 @@ class ReproWriter:
         limit_s = _START_S + 2 * (self._compile_s + self._client.run_s)
         if PASSING in arguments:
             num_calls = self._num_passing_calls
-            reply = self._client.run(run_passing, path, num_calls=num_calls, limit_s=limit_s)
+            reply = self._client.run(
+                run_passing_variant, path, num_calls=num_calls, limit_s=limit_s
+            )
             return (None, reply.fact) if isinstance(reply, Outcome) else reply
         self._client.count(1)
         process = self._waiting.pop()

@@ -1,4 +1,8 @@
-"""Functions that run in the worker process; their `WorkerContext` stores the loaded subgraphs."""
+"""The tasks of the worker process: they compile, run and compare the subgraphs that it has loaded.
+
+Each function marked with `runs_in_worker` is called by `WorkerClient`, with the worker's
+`WorkerContext` as the first argument. The context stores the loaded subgraphs.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,9 @@ from shardscope.compile.diagnose.stage_bisect.phases import reported_stages
 from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageToggles
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.context import WorkerContext
 from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
 from shardscope.compile.diagnose.worker.serialization import unpack
+from shardscope.compile.diagnose.worker.server import WorkerContext, runs_in_worker
 from shardscope.record import Phase, Stage, SuspectOp
 
 
@@ -59,7 +63,7 @@ class OpSubset:
 
 @final
 @dataclass(frozen=True)
-class Request:
+class ReproRequest:
     """What a repro script should show."""
 
     subset: OpSubset
@@ -85,17 +89,20 @@ class ReproScript:
     num_calls: int
 
 
-def set_up(_: WorkerContext, settings: tuple[str, ...]) -> None:
+@runs_in_worker
+def apply_user_settings(_: WorkerContext, settings: tuple[str, ...]) -> None:
     """Apply the user's torch settings in the worker."""
     apply_settings(settings)
 
 
-def warm_up(_: WorkerContext) -> None:
+@runs_in_worker
+def probe_vector_instructions(_: WorkerContext) -> None:
     """Let Inductor detect the CPU's vector instructions before the first compilation."""
     probe_cpu_isa()
 
 
-def load(context: WorkerContext, key: int, data: SubgraphData) -> None:
+@runs_in_worker
+def load_subgraph(context: WorkerContext, key: int, data: SubgraphData) -> None:
     """Build a subgraph, run it eagerly, and store both in the context."""
     began = time.monotonic()
     recorded = RecordedGraph(build_subgraph(data))
@@ -103,26 +110,30 @@ def load(context: WorkerContext, key: int, data: SubgraphData) -> None:
     context.store[f"fragment {key}"], context.store[f"loaded {key}"] = recorded, loaded
 
 
-def recall(context: WorkerContext, key: int) -> SubgraphInfo:
+@runs_in_worker
+def read_subgraph_info(context: WorkerContext, key: int) -> SubgraphInfo:
     """What is known of a subgraph that was loaded."""
     loaded: SubgraphInfo = context.store[f"loaded {key}"]
     return loaded
 
 
-def check(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> Outcome:
+@runs_in_worker
+def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> Outcome:
     """Check a subset of ops against eager execution."""
     return check_accuracy(_extract(context, subset), compiler, report_phase=context.report_phase)
 
 
-def check_exposed(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+@runs_in_worker
+def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
     """Check all values in a subgraph; the hint is the first wrong value."""
     return _check_with_hint(
         _expose(context, key), partial(check_accuracy, report_phase=context.report_phase), compiler
     )
 
 
-def point_at(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
-    """A quick form of `check_exposed` for a subgraph whose results are known to be wrong.
+@runs_in_worker
+def find_first_wrong_op(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+    """A quick form of `check_all_values` for a subgraph whose results are known to be wrong.
 
     The hint is the first value that makes the results wrong: other wrong values may have no effect.
     """
@@ -134,12 +145,14 @@ def point_at(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
     return replace(outcome, hints=(name,)) if name else outcome
 
 
+@runs_in_worker
 def check_affects_results(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> bool:
     """Whether the wrong values of a subset make the results of its graph wrong."""
     subgraph, part = _extract(context, OpSubset(subset.key)), _extract(context, subset)
     return affects_results(subgraph, part, compiler, report_phase=context.report_phase)
 
 
+@runs_in_worker
 def check_program(context: WorkerContext, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
     """Check an entire function under torch.compile."""
     return check_function_accuracy(
@@ -147,12 +160,14 @@ def check_program(context: WorkerContext, packed: Sequence[bytes], compiler: Com
     )
 
 
-def describe(context: WorkerContext, subset: OpSubset) -> tuple[SuspectOp, ...]:
+@runs_in_worker
+def describe_suspects(context: WorkerContext, subset: OpSubset) -> tuple[SuspectOp, ...]:
     """The ops of a subset, with their modules and source lines."""
     return describe_ops(_extract(context, subset))
 
 
-def attempt(
+@runs_in_worker
+def check_with_toggles(
     context: WorkerContext,
     subset: OpSubset,
     compiler: Compiler,
@@ -172,7 +187,8 @@ def attempt(
         )
 
 
-def write(context: WorkerContext, request: Request) -> ReproScript:
+@runs_in_worker
+def write_script(context: WorkerContext, request: ReproRequest) -> ReproScript:
     """Write a script; raises NotPrintable if that cannot be done."""
     counting_check = _CountingCheck()
     subgraph = _extract(context, request.subset)
@@ -198,7 +214,8 @@ def write(context: WorkerContext, request: Request) -> ReproScript:
     return ReproScript(path, passing.difference, is_same, counting_check.num_calls)
 
 
-def run_passing(context: WorkerContext, path: Path) -> tuple[int, str]:
+@runs_in_worker
+def run_passing_variant(context: WorkerContext, path: Path) -> tuple[int, str]:
     """Run the passing variant of a script: its exit code, and what it printed.
 
     Unlike a failure, passing needs no fresh process.
@@ -219,7 +236,7 @@ def run_passing(context: WorkerContext, path: Path) -> tuple[int, str]:
 
 def _find_variant(
     context: WorkerContext,
-    request: Request,
+    request: ReproRequest,
     subgraph: Subgraph,
     check_accuracy: Callable[..., Outcome],
 ) -> Variant:
@@ -235,12 +252,12 @@ def _find_variant(
     )
 
 
-def _name_missing(context: WorkerContext, request: Request) -> str:
+def _name_missing(context: WorkerContext, request: ReproRequest) -> str:
     subset, passing = request.subset, request.passing
     if passing is None or subset.keep is None or passing.keep is None:
         return ""
     missing = OpSubset(subset.key, subset.keep - passing.keep)
-    return ", ".join(dict.fromkeys(suspect.op for suspect in describe(context, missing)))
+    return ", ".join(dict.fromkeys(suspect.op for suspect in describe_suspects(context, missing)))
 
 
 @final
