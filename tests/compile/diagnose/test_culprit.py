@@ -9,7 +9,7 @@ import torch
 
 import diagnosed_models as models
 from home_workers import HomeWorkers
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.minimize import MinimizedFailure, Minimizer
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.compile.diagnose.target import capture
@@ -84,7 +84,7 @@ def test_subsets_that_cannot_be_checked_are_neither_right_nor_wrong(
     client.check(OpSubset(0))
     original = WorkerClient.check
 
-    def refuse_halves(self: WorkerClient, subset: OpSubset) -> Outcome:
+    def refuse_halves(self: WorkerClient, subset: OpSubset) -> CheckResult:
         if subset.keep is not None and len(subset.keep) in (3, 6):
             raise CompileError("without a compiler it fails as well")
         return original(self, subset)

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from shardscope._torch.inductor import FOR_INDUCTOR, FOR_SCRIPTS, read_settings
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult
 from shardscope.compile.diagnose.accuracy.entire_function import describe_missing_error
 from shardscope.compile.diagnose.accuracy.judge import describe_error, resolve
 from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.outcome import NUMBERS, Outcome
 from shardscope.compile.diagnose.minimize import Minimizer, add_note, show_relative_path
 from shardscope.compile.diagnose.repro_writer import ReproWriter
 from shardscope.compile.diagnose.single_process import strip_distributed
@@ -139,11 +139,11 @@ class DiagnosisPipeline:
         return diagnosis or self._look_closer(outcomes)
 
     def _minimize_and_record(
-        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: Outcome
+        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: CheckResult
     ) -> Diagnosis:
         return self._writer.record(self._minimizer.find(diagnosis, key, loaded, graph_outcome))
 
-    def _fails_only_in_worker(self, diagnosis: Diagnosis, outcome: Outcome) -> bool:
+    def _fails_only_in_worker(self, diagnosis: Diagnosis, outcome: CheckResult) -> bool:
         """Whether a failure shows in the worker only: neither in a script nor in the entire
         function.
         """
@@ -159,7 +159,7 @@ class DiagnosisPipeline:
             return False
         return not function_outcome.is_bad
 
-    def _show_entire_function(self, diagnosis: Diagnosis, outcome: Outcome) -> Diagnosis:
+    def _show_entire_function(self, diagnosis: Diagnosis, outcome: CheckResult) -> Diagnosis:
         """Add a script of the entire function, because the ops cannot be written as source."""
         shown = self._writer.record_entire_function(diagnosis, self._program.call, outcome)
         if not shown.repro:
@@ -231,7 +231,7 @@ class DiagnosisPipeline:
             diagnosis = add_note(diagnosis, note)
         return self._writer.record_entire_function(diagnosis, self._program.call, outcome)
 
-    def _find_stage(self, packed: Sequence[bytes], outcome: Outcome) -> Stage | None:
+    def _find_stage(self, packed: Sequence[bytes], outcome: CheckResult) -> Stage | None:
         """The first stage after which the entire function fails, with later stages left out."""
         own_backend = self._compiler.backend
         for backend, stage in _STAGES.items():
@@ -252,7 +252,7 @@ class DiagnosisPipeline:
                 return stage
         return Stage.BACKEND
 
-    def _look_closer(self, outcomes: Sequence[tuple[int, SubgraphInfo, Outcome]]) -> Diagnosis:
+    def _look_closer(self, outcomes: Sequence[tuple[int, SubgraphInfo, CheckResult]]) -> Diagnosis:
         """Look for wrong values inside graphs whose results are correct because later ops hide
         them.
         """
@@ -267,7 +267,7 @@ class DiagnosisPipeline:
         mild = [outcome for _, _, outcome in outcomes if outcome.condition in _MILD]
         mild.sort(key=lambda outcome: _MILD.index(outcome.condition))
         return self._start_diagnosis(
-            mild[0] if mild else Outcome(Condition.FINE, self._describe_agreement())
+            mild[0] if mild else CheckResult(Condition.FINE, self._describe_agreement())
         )
 
     def _describe_agreement(self) -> str:
@@ -275,12 +275,12 @@ class DiagnosisPipeline:
             return "nothing is compiled: the function produces no graph"
         return "compiled and eager results agree"
 
-    def _expose(self, key: int) -> Outcome:
+    def _expose(self, key: int) -> CheckResult:
         try:
-            outcome: Outcome = self._client.run(check_all_values, key, self._compiler)
+            outcome: CheckResult = self._client.run(check_all_values, key, self._compiler)
         except CompileError as error:
             self._notes.append(f"Not all values of graph {key} could be compared ({error}).")
-            return Outcome(Condition.FINE)
+            return CheckResult(Condition.FINE)
         return outcome
 
     def _examine_failure(self, error: Exception) -> Diagnosis:
@@ -320,7 +320,7 @@ class DiagnosisPipeline:
         )
         return self._writer.record_entire_function(diagnosis, self._program.call, outcome)
 
-    def _start_diagnosis(self, outcome: Outcome) -> Diagnosis:
+    def _start_diagnosis(self, outcome: CheckResult) -> Diagnosis:
         rank, _ = read_identity()
         return Diagnosis(
             rank=rank,

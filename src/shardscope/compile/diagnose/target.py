@@ -26,7 +26,7 @@ from shardscope.errors import CompileError
 
 @final
 @dataclass(frozen=True)
-class CaptureResult:
+class CapturedGraphs:
     """Graphs in the order in which they were first called;
 
     `error` is the exception that ended the run.
@@ -42,7 +42,7 @@ def capture(
     kwargs: Mapping[str, Any],
     *,
     dynamic: bool | None = None,
-) -> CaptureResult:
+) -> CapturedGraphs:
     """Call a function once, compiled by a backend that runs graphs unchanged and records them.
 
     The caller preserves all state that the function may change.
@@ -52,8 +52,8 @@ def capture(
     try:
         compiled(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - any error; its origin is found later
-        return CaptureResult(tuple(recorder.subgraphs), error)
-    return CaptureResult(tuple(recorder.subgraphs))
+        return CapturedGraphs(tuple(recorder.subgraphs), error)
+    return CapturedGraphs(tuple(recorder.subgraphs))
 
 
 @final
@@ -133,7 +133,7 @@ class TargetFunction:
         self.compiled_parts = _list_compiled(fn, args, kwargs)
         """Names of functions and modules to which the user has applied torch.compile."""
 
-    def capture(self, *, dynamic: bool | None) -> CaptureResult:
+    def capture(self, *, dynamic: bool | None) -> CapturedGraphs:
         """The graphs that dynamo captures of it."""
         with self._preserved_state():
             return capture(self._fn, self._args, self._kwargs, dynamic=dynamic)

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, final
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.stage_bisect.toggles import Report
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.worker.graphs import describe_subgraph
 from shardscope.compile.diagnose.worker.harness import plain_words
@@ -78,7 +77,7 @@ class WorkerClient:
         self._timeouts = timeouts
         self._on_query = on_query
         self._loaded: dict[int, SubgraphInfo] = {}
-        self._outcomes: dict[OpSubset, Outcome] = {}
+        self._outcomes: dict[OpSubset, CheckResult] = {}
         self._has_hung = False
 
     def load(self, key: int, subgraph: Subgraph) -> SubgraphInfo:
@@ -108,7 +107,7 @@ class WorkerClient:
         check_is_task(task)
         self._workers.prepare(task, *args, name=name)
 
-    def check(self, subset: OpSubset) -> Outcome:
+    def check(self, subset: OpSubset) -> CheckResult:
         """How the compiler does on a subset of ops, compared with eager execution; cached."""
         if subset.keep is not None and len(subset.keep) == len(self._loaded[subset.key].ops):
             subset = OpSubset(subset.key)
@@ -122,7 +121,7 @@ class WorkerClient:
         *args: *ArgTs,
         num_calls: int = 1,
         limit_s: float | None = None,
-    ) -> ResultT | Outcome:
+    ) -> ResultT | CheckResult:
         """Run a task that calls the backend; if the worker crashes or hangs, that is the outcome.
 
         The task calls the backend `num_calls` times. `limit_s` replaces the time limits of the
@@ -134,8 +133,7 @@ class WorkerClient:
         limits = self._timeouts.limits(self.run_s) if limit_s is None else limit_s
         try:
             reply = self._workers.call(task, *args, limits=limits)
-            outcome = reply.outcome if isinstance(reply, Report) else reply
-            if isinstance(outcome, Outcome) and is_of_device(outcome.error):
+            if isinstance(reply, CheckResult) and is_of_device(reply.error):
                 self._workers.discard()
             return reply
         except RemoteError as error:
@@ -187,9 +185,9 @@ def is_of_device(error: str) -> bool:
     return "CUDA error" in error or "AcceleratorError" in error
 
 
-def _describe_device_error(error: RemoteError) -> Outcome:
+def _describe_device_error(error: RemoteError) -> CheckResult:
     words = plain_words(error.message)
-    return Outcome(
+    return CheckResult(
         Condition.RUNTIME_ERROR,
         f"running it fails: {error.kind.rpartition('.')[2]}: {error.message.splitlines()[0]}",
         phase=_phase_of(error.phase),
@@ -198,8 +196,8 @@ def _describe_device_error(error: RemoteError) -> Outcome:
     )
 
 
-def _describe_crash(end: WorkerCrashed) -> Outcome:
-    return Outcome(
+def _describe_crash(end: WorkerCrashed) -> CheckResult:
+    return CheckResult(
         Condition.CRASH,
         f"the process died ({end.end}) while {_name_phase(end.phase)}",
         phase=_phase_of(end.phase),
@@ -208,8 +206,8 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
     )
 
 
-def _describe_hang(end: WorkerHung) -> Outcome:
-    return Outcome(
+def _describe_hang(end: WorkerHung) -> CheckResult:
+    return CheckResult(
         Condition.HANG,
         f"{_name_phase(end.phase)} made no progress for {end.seconds:.0f} s",
         phase=_phase_of(end.phase),

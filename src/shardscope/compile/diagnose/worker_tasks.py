@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.inductor import apply_settings, probe_cpu_isa
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult, is_same_failure
 from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
 from shardscope.compile.diagnose.accuracy.error_hints import in_order, name_output
 from shardscope.compile.diagnose.accuracy.judge import (
@@ -27,16 +28,16 @@ from shardscope.compile.diagnose.accuracy.judge import (
     quick_check,
 )
 from shardscope.compile.diagnose.accuracy.op_locations import describe_ops
-from shardscope.compile.diagnose.accuracy.outcome import Outcome, is_same_failure
 from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
 from shardscope.compile.diagnose.stage_bisect.attempt import try_out
 from shardscope.compile.diagnose.stage_bisect.phases import reported_stages
-from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageToggles
+from shardscope.compile.diagnose.stage_bisect.toggles import StageToggles
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
+from shardscope.compile.diagnose.worker.scripts import ScriptRun
 from shardscope.compile.diagnose.worker.serialization import unpack
 from shardscope.compile.diagnose.worker.server import WorkerContext, runs_in_worker
 from shardscope.record import Phase, Stage, SuspectOp
@@ -69,7 +70,7 @@ class ReproRequest:
     subset: OpSubset
     passing: OpSubset | None
     compiler: Compiler
-    outcome: Outcome
+    outcome: CheckResult
     folder: Path
     title: str
     stage: Stage | None
@@ -118,13 +119,13 @@ def read_subgraph_info(context: WorkerContext, key: int) -> SubgraphInfo:
 
 
 @runs_in_worker
-def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> Outcome:
+def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> CheckResult:
     """Check a subset of ops against eager execution."""
     return check_accuracy(_extract(context, subset), compiler, report_phase=context.report_phase)
 
 
 @runs_in_worker
-def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> CheckResult:
     """Check all values in a subgraph; the hint is the first wrong value."""
     return _check_with_hint(
         _expose(context, key), partial(check_accuracy, report_phase=context.report_phase), compiler
@@ -132,7 +133,7 @@ def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> Ou
 
 
 @runs_in_worker
-def find_first_wrong_op(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+def find_first_wrong_op(context: WorkerContext, key: int, compiler: Compiler) -> CheckResult:
     """A quick form of `check_all_values` for a subgraph whose results are known to be wrong.
 
     The hint is the first value that makes the results wrong: other wrong values may have no effect.
@@ -153,7 +154,9 @@ def check_affects_results(context: WorkerContext, subset: OpSubset, compiler: Co
 
 
 @runs_in_worker
-def check_program(context: WorkerContext, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
+def check_program(
+    context: WorkerContext, packed: Sequence[bytes], compiler: Compiler
+) -> CheckResult:
     """Check an entire function under torch.compile."""
     return check_function_accuracy(
         lambda: unpack(packed), compiler, report_phase=context.report_phase
@@ -173,8 +176,8 @@ def check_with_toggles(
     compiler: Compiler,
     toggles: StageToggles,
     phase: Phase,
-) -> Report:
-    """Check a subset with parts of the compiler disabled."""
+) -> CheckResult:
+    """Check a subset with parts of the compiler disabled; the result has a log."""
     # Runs have a shorter time limit than compilations, so both phases are reported.
     check_and_report = partial(check_accuracy, report_phase=context.report_phase)
     with reported_stages(context.report_phase):
@@ -215,8 +218,8 @@ def write_script(context: WorkerContext, request: ReproRequest) -> ReproScript:
 
 
 @runs_in_worker
-def run_passing_variant(context: WorkerContext, path: Path) -> tuple[int, str]:
-    """Run the passing variant of a script: its exit code, and what it printed.
+def run_passing_variant(context: WorkerContext, path: Path) -> ScriptRun:
+    """Run the passing variant of a script.
 
     Unlike a failure, passing needs no fresh process.
     """
@@ -228,17 +231,17 @@ def run_passing_variant(context: WorkerContext, path: Path) -> tuple[int, str]:
         with redirect_stdout(printed):
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:
-        return int(end.code or 0), printed.getvalue()
+        return ScriptRun(int(end.code or 0), printed.getvalue())
     finally:
         sys.argv = arguments
-    return 0, printed.getvalue()
+    return ScriptRun(0, printed.getvalue())
 
 
 def _find_variant(
     context: WorkerContext,
     request: ReproRequest,
     subgraph: Subgraph,
-    check_accuracy: Callable[..., Outcome],
+    check_accuracy: Callable[..., CheckResult],
 ) -> Variant:
     smaller = None if request.passing is None else _extract(context, request.passing)
     max_calls = 1 if request.may_try else 0
@@ -267,7 +270,7 @@ class _CountingCheck:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(self, subgraph: Subgraph, compiler: Compiler) -> Outcome:
+    def __call__(self, subgraph: Subgraph, compiler: Compiler) -> CheckResult:
         self.num_calls += 1
         return check_accuracy(subgraph, compiler)
 
@@ -277,8 +280,8 @@ def _expose(context: WorkerContext, key: int) -> Subgraph:
 
 
 def _check_with_hint(
-    exposed: Subgraph, check_accuracy: Callable[..., Outcome], compiler: Compiler
-) -> Outcome:
+    exposed: Subgraph, check_accuracy: Callable[..., CheckResult], compiler: Compiler
+) -> CheckResult:
     """The outcome, with the node of the first wrong value as a hint."""
     outcome = check_accuracy(exposed, compiler)
     name = name_output(exposed, outcome.deviation.tensor) if outcome.deviation else ""

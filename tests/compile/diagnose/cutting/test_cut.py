@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from captured_models import CASES, capture
-from shardscope.compile.diagnose.delta_debugging import Answer, shrink
+from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.compile.diagnose.subgraph.values import copy_tensor, map_tensors, tensors_in
@@ -330,7 +330,8 @@ def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts(
         return Answer.PASSES if is_same else Answer.FAILS
 
     assert len(recorded.ops) > 100
-    shrunk = shrink(recorded.ops, ask, reads=recorded.reads)
+    shrunk = OpSearch(recorded.ops, ask)
+    shrunk.run(reads=recorded.reads)
     found = recorded.extract(shrunk.keep).graph.graph.find_nodes(op="call_method", target="cos")
     assert [node.name for node in found] == list(shrunk.keep)
     assert shrunk.is_minimal

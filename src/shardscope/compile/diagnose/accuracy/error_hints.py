@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from shardscope.compile.diagnose.accuracy.outcome import message_of
+from shardscope.compile.diagnose.accuracy.check_result import message_of
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 
 _NODE = re.compile(r"%(\w+) : ")  # how fx prints the node that it was executing

@@ -19,6 +19,12 @@ from shardscope._torch.compiling import (
     watched_compiles,
 )
 from shardscope._torch.snapshot import preserved_random_state
+from shardscope.compile.diagnose.accuracy.check_result import (
+    CheckResult,
+    find_cause,
+    make_signature,
+    message_of,
+)
 from shardscope.compile.diagnose.accuracy.compare import (
     check_determinism,
     check_second_run,
@@ -27,16 +33,10 @@ from shardscope.compile.diagnose.accuracy.compare import (
 )
 from shardscope.compile.diagnose.accuracy.error_hints import find_hints
 from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.outcome import (
-    Outcome,
-    find_cause,
-    make_signature,
-    message_of,
-)
 from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns, format_error
 from shardscope.compile.diagnose.subgraph.runs import (
     PhaseCallback,
-    Result,
+    RunValues,
     copy_inputs,
     ignore_phase,
 )
@@ -183,14 +183,14 @@ def check_accuracy(
     *,
     report_phase: PhaseCallback = ignore_phase,
     seed: int = 0,
-) -> Outcome:
+) -> CheckResult:
     """Compile a subgraph, run it, and return how it compares with eager execution."""
     return AccuracyChecker(subgraph, seed=seed).check_accuracy(compiler, report_phase=report_phase)
 
 
 def quick_check(
     subgraph: Subgraph, compiler: Compiler, *, report_phase: PhaseCallback = ignore_phase
-) -> tuple[Outcome, dict[str, Any]]:
+) -> tuple[CheckResult, dict[str, Any]]:
     """Run the forward of a wrong subgraph once: the outcome and the wrong outputs in order."""
     runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
     with preserved_random_state(), patched_inductor(compiler.config):
@@ -278,7 +278,7 @@ class AccuracyChecker:
 
     def check_accuracy(
         self, compiler: Compiler, *, report_phase: PhaseCallback = ignore_phase
-    ) -> Outcome:
+    ) -> CheckResult:
         """The outcome of one compiler.
 
         Raises CompileError if the subgraph fails in eager execution.
@@ -295,8 +295,8 @@ class AccuracyChecker:
                 return self._compare_runs(compiled_run, first, compiler)
 
     def _compare_runs(
-        self, compiled_run: _CompiledRun, first: Result, compiler: Compiler
-    ) -> Outcome:
+        self, compiled_run: _CompiledRun, first: RunValues, compiler: Compiler
+    ) -> CheckResult:
         runs = _with_unchanged(self._runs, first)
         outcome = compare_runs(first, runs)
         if outcome.condition not in _BY_VALUES:
@@ -314,8 +314,8 @@ class AccuracyChecker:
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
 
     def _check_second_run(
-        self, compiled_run: _CompiledRun, first: Result, outcome: Outcome
-    ) -> Outcome:
+        self, compiled_run: _CompiledRun, first: RunValues, outcome: CheckResult
+    ) -> CheckResult:
         """Compare a second run: CUDA graphs, for example, may be wrong from the second run on."""
         try:
             again = compiled_run.run()
@@ -324,9 +324,9 @@ class AccuracyChecker:
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
         return check_second_run(outcome, first, again, _with_unchanged(self._runs, again))
 
-    def _check_without_rng(self, compiler: Compiler, outcome: Outcome) -> Outcome | None:
+    def _check_without_rng(self, compiler: Compiler, outcome: CheckResult) -> CheckResult | None:
         """The outcome with equal random numbers in both runs; None if that cannot be arranged."""
-        rng_outcome = Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
+        rng_outcome = CheckResult(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
         if compiler.backend == "inductor" and not compiler.config.get("fallback_random"):
             config = {**compiler.config, **_SAME_DRAWS}
             checked = self.check_accuracy(replace(compiler, config=config))
@@ -361,7 +361,7 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
 class CompiledRunFailure(Exception):  # noqa: N818 - it carries an outcome
     """Ends a compiled run with the outcome of an error that was raised."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: CheckResult) -> None:
         super().__init__(outcome.fact)
         self.outcome = outcome
 
@@ -394,7 +394,7 @@ class _CompiledRun:
             raise CompiledRunFailure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, report_phase)
 
-    def run(self) -> Result:
+    def run(self) -> RunValues:
         """Run the compiled subgraph; raises CompiledRunFailure."""
         self._enter_phase("running")
         try:
@@ -448,11 +448,11 @@ def _compile_open(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     )
 
 
-def describe_error(error: BaseException, phase: str) -> Outcome:
+def describe_error(error: BaseException, phase: str) -> CheckResult:
     """The outcome of an error in a phase: compiling, running or backward."""
     is_compile_error = phase == "compiling" or is_compiling(error)
     cause = find_cause(error)
-    return Outcome(
+    return CheckResult(
         Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
         f"{'compiling' if is_compile_error else 'running'} it fails: {format_error(cause)}",
         Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
@@ -474,27 +474,27 @@ class _RunsWithUnchangedInputs:
     """Eager runs, completed by the original values of inputs that only the compiled run changed."""
 
     runs: SubgraphRuns
-    result: Result
+    result: RunValues
 
     @property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         return self._add(self.runs.eager)
 
     @property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         exact = self.runs.exact
         return None if exact is None else self._add(exact)
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         return self.runs.run_perturbed(count)
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         return [self._add(result) for result in self.runs.run_again(count)]
 
-    def _add(self, result: Result) -> Result:
+    def _add(self, result: RunValues) -> RunValues:
         unchanged = self.runs.unchanged(self.result)
-        return Result({**unchanged, **result.values}, result.gradients) if unchanged else result
+        return RunValues({**unchanged, **result.values}, result.gradients) if unchanged else result
 
 
-def _with_unchanged(runs: SubgraphRuns, result: Result) -> _RunsWithUnchangedInputs:
+def _with_unchanged(runs: SubgraphRuns, result: RunValues) -> _RunsWithUnchangedInputs:
     return _RunsWithUnchangedInputs(runs, result)

@@ -15,7 +15,7 @@ from torch import fx
 from shardscope._torch.compiling import is_compiling
 from shardscope._torch.graph import EXITS, SETTERS, is_level_machinery
 from shardscope.attribution.call_sites import user_source
-from shardscope.compile.diagnose.accuracy.outcome import message_of
+from shardscope.compile.diagnose.accuracy.check_result import message_of
 from shardscope.compile.diagnose.subgraph.op_names import name_op
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.compile.explain.frames import function_name

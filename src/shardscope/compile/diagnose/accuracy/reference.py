@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from shardscope.compile.diagnose.accuracy.outcome import message_of
+from shardscope.compile.diagnose.accuracy.check_result import message_of
 from shardscope.compile.diagnose.subgraph.runs import (
     PhaseCallback,
-    Result,
+    RunValues,
     copy_inputs,
     ignore_phase,
     name_inputs,
@@ -45,13 +45,13 @@ class SubgraphRuns:
         self._seed = seed
         self._pulls_back = pulls_back  # gradients too
         self._max_perturbed = max_perturbed  # runs with perturbed rounding; None: no limit
-        self._perturbed: list[Result] = []
-        self._again: list[Result] = []
+        self._perturbed: list[RunValues] = []
+        self._again: list[RunValues] = []
         self._is_roundable = True
         self._changed: set[str] | None = None  # inputs that eager execution changes
 
     @cached_property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         """The result of eager execution."""
         try:
             return self.run(self._run_graph)
@@ -63,7 +63,7 @@ class SubgraphRuns:
             raise make_eager_failure(error) from error
 
     @cached_property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         """The result in double precision; None where an op does not support it."""
         _ = self.eager  # determines which inputs are changed in place
         try:
@@ -78,7 +78,7 @@ class SubgraphRuns:
         self.run(self._run_graph, watching)
         return watching.has_drawn
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         """Up to `count` results with perturbed rounding; fewer if such a run fails."""
         count = count if self._max_perturbed is None else min(count, self._max_perturbed)
         while len(self._perturbed) < count and self._is_roundable:
@@ -89,7 +89,7 @@ class SubgraphRuns:
                 self._is_roundable = False
         return self._perturbed[:count]
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         """`count` further results of eager execution."""
         while len(self._again) < count:
             self._again.append(self.run(self._run_graph))
@@ -102,7 +102,7 @@ class SubgraphRuns:
         *,
         change: Callable[[Tensor], Tensor] | None = None,
         report_phase: PhaseCallback = ignore_phase,
-    ) -> Result:
+    ) -> RunValues:
         """Run `call` on copies of the subgraph's inputs."""
         originals = self.subgraph.inputs
         inputs = copy_inputs(originals) if change is None else copy_inputs(originals, change)
@@ -115,7 +115,7 @@ class SubgraphRuns:
                 pulls_back=self._pulls_back,
                 report_phase=report_phase,
             )
-        return Result({**result.values, **self._find_changed(inputs)}, result.gradients)
+        return RunValues({**result.values, **self._find_changed(inputs)}, result.gradients)
 
     def _find_changed(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
         """Inputs that a run changed in place, and those that eager execution changes."""
@@ -129,7 +129,7 @@ class SubgraphRuns:
             _name_changed_input(name): after[name].detach() for name in after if name in watched
         }
 
-    def unchanged(self, result: Result) -> dict[str, Tensor]:
+    def unchanged(self, result: RunValues) -> dict[str, Tensor]:
         """The original values of inputs that only `result`, and not eager execution, changed."""
         before = name_inputs(self.subgraph.inputs)
         return {

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from shardscope.compile.diagnose.accuracy.outcome import NUMBERS, Outcome
+from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult
 from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.script import STATE, Case, assemble
 from shardscope.compile.diagnose.repro.user_code import (
@@ -46,7 +46,7 @@ class Call:
 def write_entire_function(
     call: Call,
     compiler: Compiler,
-    outcome: Outcome,
+    outcome: CheckResult,
     *,
     folder: Path,
     title: str,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.repro.literals import exchange_names
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.worker import harness
@@ -101,7 +101,7 @@ def assemble(
     definitions: Definitions,
     failing: Case,
     passing: Case | None,
-    outcome: Outcome,
+    outcome: CheckResult,
     has_saved: bool,
     limit_s: float,
     settings: Sequence[str] = (),
@@ -142,7 +142,7 @@ def _read(pasted: Any) -> str:
     return plain.removeprefix("@final\n")
 
 
-def failure_line(outcome: Outcome) -> str:
+def failure_line(outcome: CheckResult) -> str:
     """The beginning of the line that a script prints when it fails."""
     return f"FAILS: {outcome.condition}"
 
@@ -180,7 +180,7 @@ def _format_import(name: str, replacements: Mapping[str, str]) -> str:
 
 
 def _print_main(
-    outcome: Outcome, failing: Case, passing: Case | None, limit_s: float
+    outcome: CheckResult, failing: Case, passing: Case | None, limit_s: float
 ) -> Iterator[str]:
     """The function that runs one of the cases and prints the result."""
     yield "def main() -> int:"
@@ -195,7 +195,7 @@ def _print_main(
     yield "    return 1 if fact else 0"
 
 
-def _print_search(outcome: Outcome, limit_s: float, has_state: bool) -> Iterator[str]:
+def _print_search(outcome: CheckResult, limit_s: float, has_state: bool) -> Iterator[str]:
     everything = "function, compiled, make, with_gradients"
     match outcome.condition:
         case Condition.CRASH | Condition.HANG:

@@ -11,13 +11,19 @@ from typing import Any, final
 import torch
 
 from shardscope.attribution.call_sites import user_line
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.repro.literals import comment, wrap_call
 from shardscope.compile.diagnose.repro.print_graph import Program, print_program
 from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.script import Case, assemble
 from shardscope.compile.diagnose.repro.user_code import Definitions, print_compilation
-from shardscope.compile.diagnose.repro.variant import Change, Recipe, Variant, simplify, uses_rng
+from shardscope.compile.diagnose.repro.variant import (
+    Change,
+    InputExpression,
+    Variant,
+    simplify,
+    uses_rng,
+)
 from shardscope.compile.diagnose.subgraph.op_names import name_op
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.worker import harness
@@ -37,7 +43,7 @@ _CHANGES: dict[Change, Any] = {
 def write_repro(
     subgraph: Subgraph,
     compiler: Compiler,
-    outcome: Outcome,
+    outcome: CheckResult,
     *,
     folder: Path,
     passing: Subgraph | Variant | None = None,
@@ -108,7 +114,7 @@ def _as_variant(passing: Subgraph | Variant | None, compiler: Compiler) -> Varia
 class _Writer:
     """Writes the cases of one script, which share definitions and a file."""
 
-    def __init__(self, compiler: Compiler, recipes: dict[int, Recipe]) -> None:
+    def __init__(self, compiler: Compiler, recipes: dict[int, InputExpression]) -> None:
         self.definitions = Definitions()
         self.saved: dict[str, torch.Tensor] = {}
         self.notes: list[str] = []
@@ -148,7 +154,7 @@ class _Writer:
         return [*compilation.lines, "", ""]
 
     def _write_program(
-        self, subgraph: Subgraph, name: str, make_name: str, recipes: dict[int, Recipe]
+        self, subgraph: Subgraph, name: str, make_name: str, recipes: dict[int, InputExpression]
     ) -> list[str]:
         program = print_program(subgraph.graph, name, self.definitions)
         self.notes += program.notes
@@ -175,7 +181,7 @@ def _print_input_maker(name: str, lines: list[str], program: Program) -> list[st
 def print_header(
     ops: str,
     compiler: Compiler,
-    outcome: Outcome,
+    outcome: CheckResult,
     stage: Stage | None,
     title: str,
     variant: Variant | None,

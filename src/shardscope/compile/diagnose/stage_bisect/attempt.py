@@ -29,11 +29,9 @@ from shardscope._torch.inductor import (
     inductor_settings,
     without_caches,
 )
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult, CompilerLog
 from shardscope.compile.diagnose.stage_bisect.toggles import (
     DECOMPOSITIONS,
-    Application,
-    Report,
     StageToggles,
     is_by_numbers,
 )
@@ -186,7 +184,7 @@ def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-AccuracyCheck = Callable[[Subgraph, Compiler], Outcome]
+AccuracyCheck = Callable[[Subgraph, Compiler], CheckResult]
 
 _SIGN_OF_INDUCTOR = "pre_grad_graph"  # requested once per graph, by Inductor only
 _KERNEL = re.compile(r"^(\w+) = async_compile\.", re.MULTILINE)
@@ -199,8 +197,8 @@ def try_out(
     *,
     check_accuracy: AccuracyCheck,
     phase: Phase,
-) -> Report:
-    """Compile and run a subgraph with these toggles, without caches.
+) -> CheckResult:
+    """Check a subgraph with these toggles, without caches; the result has a log.
 
     `phase` is the phase in which the subgraph is known to fail.
     """
@@ -222,7 +220,7 @@ def try_out(
         outcome = check_accuracy(subgraph, compiler)
     ops = tuple(list_ops(aot, is_backward=is_backward))
     changed = find_changed_op(aot) if toggles.wants_changed_op and is_by_numbers(outcome) else ""
-    return replace(observer.report(outcome), ops=ops, changed_op=changed)
+    return replace(outcome, log=replace(observer.log(), ops=ops, changed_op=changed))
 
 
 def applies_to_graph(subsystem: str, step: AotStep) -> bool:
@@ -276,10 +274,10 @@ class _Observer:
         """Record the names of kernels in Inductor's generated code."""
         self._kernels += [(self.aot.step, name) for name in _KERNEL.findall(source)]
 
-    def report(self, outcome: Outcome) -> Report:
-        """The report on this attempt."""
-        return Report(
-            outcome,
+    def log(self) -> CompilerLog:
+        """What was recorded."""
+        return CompilerLog(
+            is_complete=True,
             num_graphs=self.aot.num_graphs,
             is_inductor=self._is_inductor,
             applications=tuple(self._applications),

@@ -7,15 +7,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult, CompilerLog
 from shardscope.compile.diagnose.stage_bisect.attempt import AccuracyCheck, try_out
 from shardscope.compile.diagnose.stage_bisect.toggles import (
     DECOMPOSITIONS,
     LOWERINGS,
     PASSES,
-    Application,
     Ask,
-    Report,
     StageBisector,
     StageFinding,
     StageToggles,
@@ -70,7 +68,7 @@ def locate_in_inductor(bisector: StageBisector) -> _LocatedPart:
 
 
 def _locate_pass(
-    bisector: StageBisector, unlowered: StageToggles, unlimited: Report
+    bisector: StageBisector, unlowered: StageToggles, unlimited: CheckResult
 ) -> _LocatedPart:
     if bisector.fails(replace(unlowered, limited=PASSES, limit=0)):
         return "", ("It fails with all passes and lowerings of Inductor off.",)
@@ -79,22 +77,22 @@ def _locate_pass(
 
 
 def _locate_lowering(
-    bisector: StageBisector, careful: StageToggles, unlimited: Report
+    bisector: StageBisector, careful: StageToggles, unlimited: CheckResult
 ) -> _LocatedPart:
     application = bisector.find_first(careful, LOWERINGS, unlimited=unlimited)
     if application is None:
         return "", ()
-    kernels = _kernels_of(application, unlimited)
+    kernels = _kernels_of(application, unlimited.log)
     where = f", in kernel {' or '.join(kernels)}" if kernels else ""
     return name_application(application) + where, ()
 
 
-def _kernels_of(lowering: Application, report: Report) -> list[str]:
+def _kernels_of(lowering: Application, log: CompilerLog) -> list[str]:
     """The kernels that are named after the op, in the direction in which it was lowered."""
     op = re.escape(lowering.what.split(".")[1])
     named = [
         name
-        for step, name in report.kernels
+        for step, name in log.kernels
         if step is lowering.step and re.search(rf"_{op}(_|$)", name)
     ]
     return list(dict.fromkeys(named))  # the check may have compiled more than once
@@ -120,7 +118,7 @@ _BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
 
 
 def locate_stage(
-    subgraph: Subgraph, compiler: Compiler, *, outcome: Outcome, check_accuracy: AccuracyCheck
+    subgraph: Subgraph, compiler: Compiler, *, outcome: CheckResult, check_accuracy: AccuracyCheck
 ) -> StageFinding:
     """Find the stage in which a subgraph fails with `outcome`, in this process.
 
@@ -128,7 +126,7 @@ def locate_stage(
     `locate_stage_by`.
     """
 
-    def ask(toggles: StageToggles) -> Report:
+    def ask(toggles: StageToggles) -> CheckResult:
         return try_out(
             subgraph, compiler, toggles, check_accuracy=check_accuracy, phase=outcome.phase
         )
@@ -136,14 +134,14 @@ def locate_stage(
     return locate_stage_by(ask, outcome=outcome)
 
 
-def locate_stage_by(ask: Ask, *, outcome: Outcome) -> StageFinding:
-    """Find the stage with attempts that `ask` runs, for example in another process by `try_out`.
+def locate_stage_by(ask: Ask, *, outcome: CheckResult) -> StageFinding:
+    """Find the stage with checks that `ask` runs, for example in another process by `try_out`.
 
-    For an attempt that killed its process, `ask` returns the outcome with `has_died`.
+    For a check that killed its process, `ask` returns a result without a log.
     """
     bisector = StageBisector(outcome, ask)
     eager = bisector.ask(_EAGER)
-    if not eager.has_died and not eager.num_graphs:
+    if eager.log.is_complete and not eager.log.num_graphs:
         finding = StageFinding(
             Stage.BACKEND, notes=("The backend does not get as far as AOT autograd.",)
         )
@@ -154,21 +152,22 @@ def locate_stage_by(ask: Ask, *, outcome: Outcome) -> StageFinding:
     return replace(finding, phase=outcome.phase)
 
 
-def _locate_before_compilers(bisector: StageBisector, eager: Report) -> StageFinding:
+def _locate_before_compilers(bisector: StageBisector, eager: CheckResult) -> StageFinding:
     """Locate a failure that shows although no graph is compiled by the backend."""
     traced = bisector.ask(_TRACED)
     if bisector.has_same_failure(traced):
         return _locate_in_tracing(bisector, traced)
     split = bisector.ask(_SPLIT)
     if bisector.has_same_failure(split):
-        part = f"{split.changed_op}, in {split.partition}" if split.changed_op else split.partition
+        op, partition = split.log.changed_op, split.log.partition
+        part = f"{op}, in {partition}" if op else partition
         return StageFinding(Stage.PARTITION, part=part)
     # It is correct without its pre-grad and joint-graph passes.
     application = bisector.find_first(replace(_EAGER, wants_ops=False), PASSES, unlimited=eager)
     return StageFinding(Stage.BACKEND, part=name_application(application) if application else "")
 
 
-def _locate_in_tracing(bisector: StageBisector, traced: Report) -> StageFinding:
+def _locate_in_tracing(bisector: StageBisector, traced: CheckResult) -> StageFinding:
     if not bisector.fails(_BARE):
         application = bisector.find_first(_TRACED, DECOMPOSITIONS, unlimited=traced)
         return StageFinding(
@@ -183,14 +182,14 @@ def _locate_in_tracing(bisector: StageBisector, traced: Report) -> StageFinding:
     return StageFinding(Stage.BACKEND, part="outside of AOT autograd", notes=(note,))
 
 
-def _locate_in_backend(bisector: StageBisector, eager: Report) -> StageFinding:
-    part, notes = locate_in_inductor(bisector) if eager.is_inductor else ("", ())
+def _locate_in_backend(bisector: StageBisector, eager: CheckResult) -> StageFinding:
+    part, notes = locate_in_inductor(bisector) if eager.log.is_inductor else ("", ())
     return StageFinding(Stage.BACKEND, part=part or _find_op(bisector, eager), notes=notes)
 
 
-def _find_op(bisector: StageBisector, eager: Report) -> str:
+def _find_op(bisector: StageBisector, eager: CheckResult) -> str:
     """The op that fails when the backend compiles each op alone; "" if none fails."""
-    ops = eager.ops
+    ops = eager.log.ops
     if len(ops) <= 1:
         return ops[0][1] if ops else ""
     names = tuple(name for name, _ in ops)

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 from shardscope._torch.aot import AotRun, AotStep, watched_aot
 from shardscope._torch.inductor import asked_for_parts
+from shardscope.compile.diagnose.accuracy.check_result import Application
 from shardscope.compile.diagnose.stage_bisect.attempt import applies_to_graph
 from shardscope.compile.diagnose.stage_bisect.bisect import name_application
-from shardscope.compile.diagnose.stage_bisect.toggles import Application, StageFinding
+from shardscope.compile.diagnose.stage_bisect.toggles import StageFinding
 from shardscope.record import Phase, Stage
 
 _STAGES = {

@@ -1,4 +1,4 @@
-"""Attempts with parts of the compiler disabled or replaced, and the stage they lead to."""
+"""Checks with parts of the compiler disabled or replaced, and the stage that they lead to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from shardscope._torch.aot import AotStep
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult
 from shardscope.record import Condition, Phase, Stage
 
 DECOMPOSITIONS = frozenset({"decomposition"})
@@ -36,86 +35,55 @@ class StageToggles:
     wants_changed_op: bool = False  # compare forward and backward with the joint graph
 
 
-@final
-@dataclass(frozen=True)
-class Application:
-    """One application of a part of the compiler."""
-
-    subsystem: str
-    what: str
-    step: AotStep
-
-
-@final
-@dataclass(frozen=True)
-class Report:
-    """The result of an attempt; for a process that died only the outcome is known."""
-
-    outcome: Outcome
-    has_died: bool = False
-    num_graphs: int = 0  # that AOT autograd received
-    is_inductor: bool = False
-    applications: tuple[Application, ...] = ()  # requested, whether enabled or not
-    kernels: tuple[tuple[AotStep, str], ...] = ()  # that Inductor wrote
-    partition: str = ""  # function that splits the joint graph into forward and backward
-    ops: tuple[tuple[str, str], ...] = ()  # in the failing direction: node name and op
-    changed_op: str = ""  # op of forward or backward that differs from the joint graph
-
-    def applied(self, subsystems: frozenset[str]) -> list[Application]:
-        """The applications of these subsystems, in order."""
-        return [
-            application for application in self.applications if application.subsystem in subsystems
-        ]
-
-
-Ask = Callable[[StageToggles], Report]
+Ask = Callable[[StageToggles], CheckResult]
+"""Checks the failing subgraph with these toggles; the result has a log."""
 
 
 @final
 class StageBisector:
     """Bisects a known failure over attempts with different toggles."""
 
-    def __init__(self, failure: Outcome, ask: Ask) -> None:
+    def __init__(self, failure: CheckResult, ask: Ask) -> None:
         self.failure = failure
         self.num_queries = 0
         self._ask = ask
 
-    def ask(self, toggles: StageToggles) -> Report:
-        """The report on an attempt with these toggles."""
+    def ask(self, toggles: StageToggles) -> CheckResult:
+        """The result of a check with these toggles."""
         self.num_queries += 1
         return self._ask(toggles)
 
-    def has_same_failure(self, report: Report) -> bool:
-        """Whether an attempt failed in the same way as the known failure."""
-        return fails_the_same_way(report.outcome, self.failure)
+    def has_same_failure(self, result: CheckResult) -> bool:
+        """Whether a check failed in the same way as the known failure."""
+        return fails_the_same_way(result, self.failure)
 
     def fails(self, toggles: StageToggles) -> bool:
         """Whether an attempt with these toggles fails in the same way."""
         return self.has_same_failure(self.ask(toggles))
 
     def find_first(
-        self, toggles: StageToggles, subsystems: frozenset[str], *, unlimited: Report
+        self, toggles: StageToggles, subsystems: frozenset[str], *, unlimited: CheckResult
     ) -> Application | None:
         """The first application with which it fails, if it passes without any and fails with all.
 
-        `unlimited` is the report of an attempt with all applications enabled; if that attempt died,
-        their number is unknown.
+        `unlimited` is the result with all applications enabled; if the process died, their number
+        is unknown.
         """
-        reports: dict[int, Report] = {}
+        results: dict[int, CheckResult] = {}
 
         def fails(limit: int) -> bool:
-            reports[limit] = self.ask(replace(toggles, limited=subsystems, limit=limit))
-            return self.has_same_failure(reports[limit])
+            results[limit] = self.ask(replace(toggles, limited=subsystems, limit=limit))
+            return self.has_same_failure(results[limit])
 
-        applications = unlimited.applied(subsystems)
+        applications = unlimited.log.applied(subsystems)
         low, high = (0, len(applications)) if applications else _gallop(fails)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if fails(middle) else (middle, high)
-        if not applications and low not in reports:
+        if not applications and low not in results:
             fails(low)
         # The first application that was disabled in the last attempt that passed.
-        applied = applications or reports[low].applied(subsystems)
+        applied = applications or results[low].log.applied(subsystems)
         return applied[high - 1] if 0 < high <= len(applied) else None
 
 
@@ -127,12 +95,12 @@ def _gallop(fails: Callable[[int], bool]) -> tuple[int, int]:
     return low, high
 
 
-def is_by_numbers(outcome: Outcome) -> bool:
+def is_by_numbers(outcome: CheckResult) -> bool:
     """Whether a compiled program finished with wrong numbers."""
     return outcome.condition in _NUMBERS
 
 
-def fails_the_same_way(first: Outcome, second: Outcome) -> bool:
+def fails_the_same_way(first: CheckResult, second: CheckResult) -> bool:
     """Whether both are the same failure; wrong numbers may be wrong in different ways."""
     conditions = {first.condition, second.condition}
     if conditions <= _NUMBERS:

@@ -22,7 +22,7 @@ def ignore_phase(phase: str) -> None:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Result:
+class RunValues:
     """The results of a run by name: values of forward, and gradients."""
 
     values: Mapping[str, Any]
@@ -39,7 +39,7 @@ def run(
     with_gradients: bool,
     pulls_back: bool = True,
     report_phase: PhaseCallback = ignore_phase,
-) -> Result:
+) -> RunValues:
     """Call with `inputs`, which may be changed, and compute gradients of differentiable outputs."""
     torch.manual_seed(seed)
     leaves = {name: find_leaf(value) for name, value in name_inputs(inputs).items()}
@@ -49,11 +49,11 @@ def run(
     named = _name_outputs(outputs)
     values = {name: _copy_output(value) for name, value in named.items()}
     if not with_gradients or not pulls_back:
-        return Result(values, {})
+        return RunValues(values, {})
     report_phase("backward")
     gradients = pull_back(named, leaves)
     synchronize_device()
-    return Result(values, gradients)
+    return RunValues(values, gradients)
 
 
 def synchronize_device() -> None:

@@ -26,7 +26,7 @@ _LOOK_MS = 200
 
 @final
 @dataclass(frozen=True)
-class ScriptResult:
+class ScriptRun:
     """The exit code and the last output of a script."""
 
     exit_code: int | None  # None if a signal ended it
@@ -69,7 +69,7 @@ class FreshProcess:
         self._child.kill()
         self._close()
 
-    def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptResult:
+    def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptRun:
         """Run the script for at most `timeout_s` seconds of a `SessionClock`, after torch is
         imported.
         """
@@ -132,7 +132,7 @@ def run_script(
     arguments: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
     warm: FreshProcess | None = None,
-) -> ScriptResult:
+) -> ScriptRun:
     """Run a Python file as `python path` would, in a new process.
 
     `extra` is added to its environment. A process from `prewarm` saves the import of torch.
@@ -142,13 +142,13 @@ def run_script(
     return fresh.run(Path(path), timeout_s=timeout_s, arguments=arguments)
 
 
-def _describe(child: Child, *, has_ended: bool) -> ScriptResult:
+def _describe(child: Child, *, has_ended: bool) -> ScriptRun:
     code = child.exit_code
     if not has_ended or code is None:
-        return ScriptResult(None, child.output, is_timeout=True)
+        return ScriptRun(None, child.output, is_timeout=True)
     if code < 0:
-        return ScriptResult(None, child.output, signal=name_signal(-code))
-    return ScriptResult(code, child.output)
+        return ScriptRun(None, child.output, signal=name_signal(-code))
+    return ScriptRun(code, child.output)
 
 
 def _close(*fds: int) -> None:

@@ -1,10 +1,11 @@
-"""The outcome of one compiled run, and when two outcomes are the same failure."""
+"""`CheckResult`: how compiled code compares with eager execution, and when failures are equal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import final
 
+from shardscope._torch.aot import AotStep
 from shardscope.compile.diagnose.worker.harness import plain_words
 from shardscope.record import Condition, Deviation, Phase, SuspectOp
 
@@ -20,8 +21,42 @@ _WRAPPERS = (
 
 @final
 @dataclass(frozen=True)
-class Outcome:
-    """How a compiled subgraph or function compares with eager execution."""
+class Application:
+    """A part of the compiler that was applied to a graph: a pass, a decomposition, a lowering."""
+
+    subsystem: str  # as torch's CompilerBisector names it
+    what: str
+    step: AotStep
+
+
+@final
+@dataclass(frozen=True)
+class CompilerLog:
+    """What the compiler did during a check that was observed; empty if the process died."""
+
+    is_complete: bool = False  # the check was observed to its end
+    num_graphs: int = 0  # that AOT autograd received
+    is_inductor: bool = False
+    applications: tuple[Application, ...] = ()  # requested, whether enabled or not
+    kernels: tuple[tuple[AotStep, str], ...] = ()  # that Inductor wrote
+    partition: str = ""  # function that splits the joint graph into forward and backward
+    ops: tuple[tuple[str, str], ...] = ()  # in the failing direction: node name and op
+    changed_op: str = ""  # op of forward or backward that differs from the joint graph
+
+    def applied(self, subsystems: frozenset[str]) -> list[Application]:
+        """The applications of these subsystems, in order."""
+        return [
+            application for application in self.applications if application.subsystem in subsystems
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class CheckResult:
+    """How a compiled subgraph or function compares with eager execution.
+
+    A worker that crashes or hangs while it checks is described by a result, too.
+    """
 
     condition: Condition
     fact: str = ""
@@ -32,13 +67,14 @@ class Outcome:
     hints: tuple[str, ...] = ()  # names of nodes that probably cause it
     suspects: tuple[SuspectOp, ...] = ()  # of an error: the line that raised it, and the op
     notes: tuple[str, ...] = ()  # what could not be compared
+    log: CompilerLog = CompilerLog()  # recorded while the stage is bisected
 
     @property
     def is_bad(self) -> bool:
         """Whether the user should act on it."""
         return self.condition.is_bad
 
-    def is_same(self, outcome: Outcome) -> bool:
+    def is_same(self, outcome: CheckResult) -> bool:
         """Whether both are the same failure: equal condition, phase and, for errors, signature."""
         return (self.condition, self.phase, self.signature) == (
             outcome.condition,
@@ -47,7 +83,7 @@ class Outcome:
         )
 
 
-def is_same_failure(first: Outcome, second: Outcome) -> bool:
+def is_same_failure(first: CheckResult, second: CheckResult) -> bool:
     """Whether both fail in the same way; wrong numbers and NaN count as the same.
 
     Wrong numbers may show in different phases: a result may hide what its gradient shows. A program
