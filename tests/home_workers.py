@@ -22,7 +22,7 @@ import torch
 
 from shardscope.compile.diagnose import diagnose as diagnosing
 from shardscope.compile.diagnose import repro_writer as writing
-from shardscope.compile.diagnose.worker.scripts import ScriptRun
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun
 from shardscope.compile.diagnose.worker.serialization import pack, unpack
 from shardscope.compile.diagnose.worker.server import WorkerContext
 from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung

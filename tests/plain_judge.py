@@ -8,10 +8,16 @@ import torch
 from torch import fx
 
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult, make_signature
+from shardscope.compile.diagnose.stage_bisect.attempt import try_out
+from shardscope.compile.diagnose.stage_bisect.bisect import (
+    StageFinding,
+    StageToggles,
+    locate_stage_by,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase
 
-__all__ = ["capture", "judge"]
+__all__ = ["capture", "judge", "locate_stage"]
 
 
 def capture(function: Any, *inputs: Any, with_gradients: bool = True) -> Subgraph:
@@ -52,6 +58,15 @@ def judge(subgraph: Subgraph, compiler: Compiler) -> CheckResult:
             if not torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True):
                 return CheckResult(Condition.WRONG_RESULT, phase=phase)
     return CheckResult(Condition.FINE)
+
+
+def locate_stage(subgraph: Subgraph, compiler: Compiler, *, outcome: CheckResult) -> StageFinding:
+    """Find the stage in which a subgraph fails with `outcome`, in this process."""
+
+    def ask(toggles: StageToggles) -> CheckResult:
+        return try_out(subgraph, compiler, toggles, check_accuracy=judge, phase=outcome.phase)
+
+    return locate_stage_by(ask, outcome=outcome)
 
 
 def _failed(condition: Condition, error: BaseException, phase: Phase) -> CheckResult:

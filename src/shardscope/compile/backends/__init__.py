@@ -21,13 +21,14 @@ from shardscope.compile.backends.faults import (
     fault_runtime_error,
 )
 from shardscope.compile.backends.graph_backends import (
+    aot_ts,
     eager,
     eager_debug,
     eager_noexcept,
     eager_with_modes,
     pre_dispatch_eager,
+    torchscript,
 )
-from shardscope.compile.backends.torchscript_backends import aot_ts, torchscript
 
 __all__ = [
     "InjectedFault",

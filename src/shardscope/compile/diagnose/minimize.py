@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from shardscope.attribution.call_sites import shown_path
 from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult, is_same_failure
 from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch, Progress
-from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage_by
-from shardscope.compile.diagnose.stage_bisect.phases import finding_from_last_phase
-from shardscope.compile.diagnose.stage_bisect.toggles import StageFinding, StageToggles
+from shardscope.compile.diagnose.stage_bisect.attempt import finding_from_last_phase
+from shardscope.compile.diagnose.stage_bisect.bisect import (
+    StageFinding,
+    StageToggles,
+    locate_stage_by,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.compile.diagnose.worker_client import ProgressReporter, WorkerClient
 from shardscope.compile.diagnose.worker_tasks import (

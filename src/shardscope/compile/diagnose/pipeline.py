@@ -12,14 +12,18 @@ from msgspec.structs import replace
 
 from shardscope._torch.inductor import FOR_INDUCTOR, FOR_SCRIPTS, read_settings
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult
+from shardscope.compile.diagnose.accuracy.check_result import (
+    NUMBERS,
+    CheckResult,
+    describe_error,
+    find_failing_line,
+)
 from shardscope.compile.diagnose.accuracy.entire_function import describe_missing_error
-from shardscope.compile.diagnose.accuracy.judge import describe_error, resolve
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
+from shardscope.compile.diagnose.accuracy.judge import resolve
 from shardscope.compile.diagnose.minimize import Minimizer, add_note, show_relative_path
 from shardscope.compile.diagnose.repro_writer import ReproWriter
 from shardscope.compile.diagnose.single_process import strip_distributed
-from shardscope.compile.diagnose.stage_bisect.toggles import fails_the_same_way
+from shardscope.compile.diagnose.stage_bisect.bisect import fails_the_same_way
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.target import TargetFunction
 from shardscope.compile.diagnose.worker.fork_server import ForkServer

@@ -19,16 +19,20 @@ from shardscope._torch.inductor import FOR_SCRIPTS
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.minimize import INTERRUPTED, MinimizedFailure, add_note
 from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
-from shardscope.compile.diagnose.repro.script import (
+from shardscope.compile.diagnose.repro.write import (
     EXIT_FAILS,
     EXIT_PASSES,
     PASSING,
     failure_line,
 )
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.fork_server import (
+    ForkServer,
+    FreshProcess,
+    ScriptRun,
+    prewarm,
+)
 from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME, SCRIPT_NAME, Folder
-from shardscope.compile.diagnose.worker.scripts import FreshProcess, ScriptRun, prewarm
 from shardscope.compile.diagnose.worker_client import (
     RUNNING,
     ProgressReporter,

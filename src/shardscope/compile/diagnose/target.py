@@ -15,10 +15,9 @@ from torch import fx, nn
 from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
 from shardscope.compile.call_state import preserved_call_state, walk_call
-from shardscope.compile.diagnose.accuracy.reference import format_error
+from shardscope.compile.diagnose.accuracy.check_result import format_error
 from shardscope.compile.diagnose.repro.entire_function import Call
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph, is_computed, make_computed
 from shardscope.compile.diagnose.worker.serialization import pack
 from shardscope.compile.explain.explain import compile_lock, name_of
 from shardscope.errors import CompileError

@@ -20,24 +20,21 @@ from typing import Any, final
 from shardscope._torch.inductor import apply_settings, probe_cpu_isa
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult, is_same_failure
 from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
-from shardscope.compile.diagnose.accuracy.error_hints import in_order, name_output
 from shardscope.compile.diagnose.accuracy.judge import (
     affects_results,
     check_accuracy,
     find_affecting_node,
     quick_check,
 )
-from shardscope.compile.diagnose.accuracy.op_locations import describe_ops
-from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
-from shardscope.compile.diagnose.repro.write import write_repro
-from shardscope.compile.diagnose.stage_bisect.attempt import try_out
-from shardscope.compile.diagnose.stage_bisect.phases import reported_stages
-from shardscope.compile.diagnose.stage_bisect.toggles import StageToggles
-from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
+from shardscope.compile.diagnose.repro.write import PASSING, write_repro
+from shardscope.compile.diagnose.stage_bisect.attempt import reported_stages, try_out
+from shardscope.compile.diagnose.stage_bisect.bisect import StageToggles
+from shardscope.compile.diagnose.subgraph.extract import RecordedGraph, in_order, name_output
+from shardscope.compile.diagnose.subgraph.op_names import describe_ops
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun
 from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
-from shardscope.compile.diagnose.worker.scripts import ScriptRun
 from shardscope.compile.diagnose.worker.serialization import unpack
 from shardscope.compile.diagnose.worker.server import WorkerContext, runs_in_worker
 from shardscope.record import Phase, Stage, SuspectOp

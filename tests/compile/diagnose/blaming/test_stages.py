@@ -13,11 +13,14 @@ from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
-from plain_judge import capture, judge
+from plain_judge import capture, judge, locate_stage
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.stage_bisect.attempt import try_out
-from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage, locate_stage_by
-from shardscope.compile.diagnose.stage_bisect.toggles import StageFinding, StageToggles
+from shardscope.compile.diagnose.stage_bisect.bisect import (
+    StageFinding,
+    StageToggles,
+    locate_stage_by,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase, Stage
 
@@ -39,7 +42,7 @@ def locate(
     compiler = Compiler(backend)
     outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(subgraph, compiler, outcome=outcome, check_accuracy=judge)
+    return locate_stage(subgraph, compiler, outcome=outcome)
 
 
 def run_as_is(graph: fx.GraphModule, inputs: Any) -> Any:

@@ -14,8 +14,12 @@ from torch import fx
 from captured_models import CASES, capture
 from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import copy_tensor, map_tensors, tensors_in
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    copy_tensor,
+    map_tensors,
+    tensors_in,
+)
 
 SEED = 3
 RANDOM = {"dropout", "random_numbers"}

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 import isolated_calls as calls
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.fork_server import (
+    ForkServer,
+    ScriptRun,
+    prewarm,
+    run_script,
+)
 from shardscope.compile.diagnose.worker.pool import Workers
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
-from shardscope.compile.diagnose.worker.scripts import ScriptRun, prewarm, run_script
 from shardscope.errors import WorkerCrashed
 
 TESTS = Path(__file__).resolve().parents[3]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun, prewarm, run_script
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
-from shardscope.compile.diagnose.worker.scripts import ScriptRun, prewarm, run_script
 
 _LOOK_AROUND = """
 import os, sys

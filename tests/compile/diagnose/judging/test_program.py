@@ -13,8 +13,7 @@ from torch import nn
 from compile_backends import after, eager, raises, wrong_backward
 from shardscope.compile.diagnose.accuracy.compare import _is_different_error, _is_within
 from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
-from shardscope.compile.diagnose.subgraph.runs import Result
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Result
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Phase
 

@@ -25,7 +25,7 @@ from shardscope.compile.diagnose.repro.variant import Change, Variant, find_pass
 from shardscope.compile.diagnose.repro.write import write_repro
 from shardscope.compile.diagnose.repro_writer import verify
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.scripts import ScriptRun
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun
 from shardscope.record import Condition, Stage
 from warm_python import run_python
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
-from shardscope.compile.diagnose.subgraph.runs import RunValues
+from shardscope.compile.diagnose.subgraph.subgraph import RunValues
 from shardscope.numerics.noise import Values, Verdict, dense_local, find_rms, to_fp64_on_cpu
 from shardscope.numerics.verdict import compare
 from shardscope.record import Condition, Phase

@@ -23,29 +23,28 @@ from shardscope.compile.call_state import (
 )
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,
+    describe_error,
+    describe_text,
     find_cause,
+    find_failing_line,
+    format_error,
+    make_eager_failure,
     make_signature,
     message_of,
 )
 from shardscope.compile.diagnose.accuracy.compare import check_determinism, compare_runs
-from shardscope.compile.diagnose.accuracy.judge import (
-    CompiledRunFailure,
-    describe_error,
-    describe_text,
-    name_compiling,
-    resolve,
-)
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.reference import format_error, make_eager_failure
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.judge import CompiledRunFailure, name_compiling, resolve
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Compiler,
     PhaseCallback,
     RunValues,
+    find_leaf,
     ignore_phase,
+    is_computed,
+    make_computed,
     pull_back,
     synchronize_device,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.subgraph.values import find_leaf, is_computed, make_computed
 from shardscope.errors import ShardscopeError
 from shardscope.numerics.fp64 import convert_model_to_fp64, fp64_mode, main_dtype, to_fp64
 from shardscope.numerics.rounding import RandomRounding, RngUseMode

@@ -14,16 +14,14 @@ from torch import Tensor, fx
 
 from shardscope._torch.compiling import (
     find_backend,
-    is_compiling,
     patched_inductor,
     watched_compiles,
 )
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,
-    find_cause,
-    make_signature,
-    message_of,
+    describe_error,
+    format_error,
 )
 from shardscope.compile.diagnose.accuracy.compare import (
     check_determinism,
@@ -31,20 +29,19 @@ from shardscope.compile.diagnose.accuracy.compare import (
     compare_runs,
     list_wrong,
 )
-from shardscope.compile.diagnose.accuracy.error_hints import find_hints
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns, format_error
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Compiler,
     PhaseCallback,
     RunValues,
+    Subgraph,
     copy_inputs,
     ignore_phase,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
 from shardscope.numerics.rounding import RngUseMode
-from shardscope.record import Condition, Phase
+from shardscope.record import Condition
 
 
 def freeze_rng_ops(subgraph: Subgraph, *, seed: int) -> Subgraph | None:
@@ -171,7 +168,6 @@ def _writes(node: fx.Node) -> bool:
 
 
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
-_MESSAGE = 4000  # characters of an error message that are stored
 _NUM_QUICK_RUNS = 3  # runs with perturbed rounding
 _MAX_REPLACED = 50  # values that are tried one after the other
 _SAME_DRAWS = {"fallback_random": True}  # Inductor draws the same random numbers as eager execution
@@ -446,26 +442,6 @@ def _compile_open(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     return torch.compile(
         copy.deepcopy(subgraph.graph), backend=backend, dynamic=True, fullgraph=True
     )
-
-
-def describe_error(error: BaseException, phase: str) -> CheckResult:
-    """The outcome of an error in a phase: compiling, running or backward."""
-    is_compile_error = phase == "compiling" or is_compiling(error)
-    cause = find_cause(error)
-    return CheckResult(
-        Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
-        f"{'compiling' if is_compile_error else 'running'} it fails: {format_error(cause)}",
-        Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
-        error=describe_text(cause),
-        signature=make_signature(error),
-        hints=find_hints(cause),
-        suspects=find_failing_line(error),
-    )
-
-
-def describe_text(error: BaseException) -> str:
-    """The type and the message of an error."""
-    return f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE]
 
 
 @final

@@ -10,17 +10,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from shardscope.compile.diagnose.accuracy.check_result import message_of
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.check_result import make_eager_failure
+from shardscope.compile.diagnose.subgraph.subgraph import (
     PhaseCallback,
     RunValues,
+    Subgraph,
     copy_inputs,
     ignore_phase,
     name_inputs,
     run,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.errors import CompileError
 from shardscope.numerics.fp64 import fp64_mode, to_fp64
 from shardscope.numerics.noise import dense_local
 from shardscope.numerics.rounding import RandomRounding, RngUseMode
@@ -159,17 +158,3 @@ def _is_changed(after: Tensor, before: Tensor) -> bool:
 
 def _name_changed_input(name: str) -> str:
     return f"{name}, changed in place"
-
-
-def make_eager_failure(error: BaseException) -> CompileError:
-    """The error to raise for a function that fails in eager execution."""
-    return CompileError(
-        f"the function itself fails in eager mode ({format_error(error)}). Fix that first."
-    )
-
-
-def format_error(error: BaseException, *, limit: int = 300) -> str:
-    """The type of an error and the first line of its message."""
-    text = message_of(error).strip()
-    first = text.splitlines()[0] if text else ""
-    return f"{type(error).__name__}: {first[:limit]}" if first else type(error).__name__

@@ -14,14 +14,13 @@ import torch
 
 from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult
 from shardscope.compile.diagnose.repro.print_values import print_inputs
-from shardscope.compile.diagnose.repro.script import STATE, Case, assemble
 from shardscope.compile.diagnose.repro.user_code import (
     Compilation,
     Definitions,
     pickle_into,
     print_compilation,
 )
-from shardscope.compile.diagnose.repro.write import print_header, save_script
+from shardscope.compile.diagnose.repro.write import STATE, Case, assemble, print_header, save_script
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Stage

@@ -30,7 +30,11 @@ from shardscope.compile.diagnose.repro.literals import (
     wrap_call,
 )
 from shardscope.compile.diagnose.repro.user_code import Definitions
-from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, format_target, module_of
+from shardscope.compile.diagnose.subgraph.op_names import (
+    NotPrintable,
+    format_target,
+    module_to_import,
+)
 
 Refer = Callable[[Any], str]
 _NUM_FLEX_ARGUMENTS = 7
@@ -359,7 +363,7 @@ class _Printer:
             text = format_target(target)
         except NotPrintable:
             return self._definitions.refer(target)
-        self._definitions.add_import(module_of(text))
+        self._definitions.add_import(module_to_import(text))
         return text
 
     def _format_higher_order(self, node: fx.Node) -> tuple[str, list[str]]:
@@ -371,7 +375,7 @@ class _Printer:
             self._program.lines += [line.replace("NAME", name) for line in call.class_lines]
             self._program.lines += ["", ""]
             return f"{name}.apply", call.parts
-        self._definitions.add_import(module_of(call.function))
+        self._definitions.add_import(module_to_import(call.function))
         self._program.notes += call.notes
         return call.function, call.parts
 

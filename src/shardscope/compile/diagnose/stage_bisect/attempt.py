@@ -1,5 +1,7 @@
-"""Runs an attempt with some compiler parts disabled, and finds the op of AOT autograd's
-graphs that causes the failure.
+"""Checks a subgraph with parts of the compiler disabled, and records what the compiler did.
+
+The process that compiles reports each part before it is applied, so that a crash or hang can be
+attributed to the last one.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -30,13 +32,15 @@ from shardscope._torch.inductor import (
     without_caches,
 )
 from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult, CompilerLog
-from shardscope.compile.diagnose.stage_bisect.toggles import (
+from shardscope.compile.diagnose.stage_bisect.bisect import (
     DECOMPOSITIONS,
+    StageFinding,
     StageToggles,
     is_by_numbers,
+    name_application,
 )
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.record import Phase
+from shardscope.record import Phase, Stage
 
 _SEED = 17
 
@@ -284,3 +288,43 @@ class _Observer:
             kernels=tuple(self._kernels),
             partition=self.aot.partition,
         )
+
+
+_STAGES = {
+    AotStep.TRACING: Stage.AOT,
+    AotStep.PARTITIONING: Stage.PARTITION,
+}
+_DECOMPOSITION = "decomposition of "
+
+
+@contextmanager
+def reported_stages(report_phase: Callable[[str], None]) -> Iterator[None]:
+    """Report each step of AOT autograd, and each part of Inductor that is applied in it."""
+    aot = AotRun(on_step=lambda step: report_phase(step.value))
+
+    def may_apply(subsystem: str, what: str) -> bool:
+        if applies_to_graph(subsystem, aot.step):
+            part = name_application(Application(subsystem, what, aot.step))
+            report_phase(f"{aot.step.value}: {part}")
+        return True
+
+    with watched_aot(aot), asked_for_parts(may_apply):
+        yield
+
+
+def finding_from_last_phase(last_phase: str) -> StageFinding:
+    """The stage of a process that crashed or hung after it reported `last_phase`."""
+    step, _, part = last_phase.partition(": ")
+    aot_step = {member.value: member for member in AotStep}.get(step)
+    stage = _STAGES.get(aot_step, Stage.BACKEND) if aot_step is not None else Stage.BACKEND
+    if stage is Stage.AOT and part.startswith(_DECOMPOSITION):
+        stage = Stage.DECOMPOSITION
+    return StageFinding(stage, part=part, phase=_phase_of(step), notes=_explain(part))
+
+
+def _phase_of(step: str) -> Phase:
+    return Phase.BACKWARD if "backward" in step else Phase.FORWARD
+
+
+def _explain(part: str) -> tuple[str, ...]:
+    return ("The part is the last that was begun before the process ended.",) if part else ()

@@ -13,16 +13,16 @@ import torch
 from torch import fx, nn
 
 from shardscope._torch.storage import count_writes
-from shardscope.compile.diagnose.subgraph.runs import copy_inputs
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.units import Switches, split_into_steps
-from shardscope.compile.diagnose.subgraph.values import (
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    copy_inputs,
     copy_tensor,
     has_memory,
     make_computed,
     map_tensors,
     tensors_in,
 )
+from shardscope.compile.diagnose.subgraph.units import Switches, split_into_steps
 
 
 @final

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +21,13 @@ from shardscope.compile.diagnose.subgraph.eager_trace import (
     TraceStep,
     copy_state,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    is_computed,
+    make_computed,
+    map_leaves,
+)
 from shardscope.compile.diagnose.subgraph.units import Switches, is_call, serves_level
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed, map_leaves
 
 
 @final
@@ -306,6 +311,7 @@ def _make_unique_name(name: str, used_names: set[str]) -> str:
 
 
 _MAX_BYTES = 4 << 30
+_OUTPUT = re.compile(r"output (\d+)")
 
 
 @final
@@ -388,3 +394,23 @@ class RecordedGraph:
 
     def _is_tensor(self, node: fx.Node) -> bool:
         return is_call(node) and isinstance(self._trace.results.get(node), TensorSnapshot)
+
+
+def in_order(subgraph: Subgraph) -> Subgraph:
+    """The same subgraph with its outputs in the order in which they are computed."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in subgraph.graph.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    (last,) = subgraph.graph.graph.find_nodes(op="output")
+    output_nodes = set(last.all_input_nodes)
+    graph.output(tuple(copies[node] for node in copies if node in output_nodes))
+    return replace(subgraph, graph=fx.GraphModule(subgraph.graph, graph))
+
+
+def name_output(subgraph: Subgraph, output: str) -> str:
+    """The name of the node that returns `output 3`; empty if there is no such output."""
+    match = _OUTPUT.fullmatch(output)
+    (last,) = subgraph.graph.graph.find_nodes(op="output")
+    return str(last.args[0][int(match[1])].name) if match else ""

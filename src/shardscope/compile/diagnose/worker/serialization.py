@@ -29,8 +29,7 @@ from shardscope._torch.dispatch import (
     name_operator,
     registered_at,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph, is_computed, make_computed
 from shardscope.compile.diagnose.worker.by_value import ByValue, is_importable, reduce_code
 from shardscope.compile.diagnose.worker.graphs import build_subgraph, describe_subgraph
 from shardscope.errors import CompileError
