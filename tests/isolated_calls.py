@@ -85,6 +85,13 @@ def sleep_with_the_lock(context: WorkerContext) -> None:
     ctypes.PyDLL(None).sleep(100)
 
 
+def stop_reading_requests(context: WorkerContext, delay_s: float) -> None:
+    """After this call, keep the interpreter lock in a thread: no thread of Python's can run."""
+    timer = threading.Timer(delay_s, sleep_with_the_lock, args=(context,))
+    timer.daemon = True
+    timer.start()
+
+
 def begin_a_child_and_sleep_with_the_lock(context: WorkerContext, file: str) -> None:
     child = subprocess.Popen(["sleep", "100"])
     Path(file).write_text(str(child.pid))
