@@ -10,7 +10,8 @@ from typing import final
 import torch
 from msgspec.structs import replace
 
-from shardscope._torch.inductor import FOR_INDUCTOR, FOR_SCRIPTS, read_settings
+from shardscope._torch.inductor import read_settings
+from shardscope._torch.preload import FOR_INDUCTOR, FOR_SCRIPTS
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.diagnose.accuracy.check_result import (
     NUMBERS,

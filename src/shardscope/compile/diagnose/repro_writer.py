@@ -15,7 +15,7 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope._torch.inductor import FOR_SCRIPTS
+from shardscope._torch.preload import FOR_SCRIPTS
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.minimize import INTERRUPTED, MinimizedFailure, add_note
 from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function

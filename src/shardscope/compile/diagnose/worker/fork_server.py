@@ -23,7 +23,7 @@ from typing import final
 
 import torch
 
-from shardscope._torch.inductor import FOR_FORKS, FOR_SCRIPTS
+from shardscope._torch.preload import FOR_FORKS, FOR_SCRIPTS
 from shardscope.compile.diagnose.worker.process import (
     LAST_WAIT_S,
     Child,

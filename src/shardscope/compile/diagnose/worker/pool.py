@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from shardscope._torch.inductor import FOR_WORKERS
+from shardscope._torch.preload import FOR_WORKERS
 from shardscope.compile.diagnose.worker.fork_server import ForkServer
 from shardscope.compile.diagnose.worker.process import Child, spawn
 from shardscope.compile.diagnose.worker.rpc import (
