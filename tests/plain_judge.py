@@ -8,16 +8,16 @@ import torch
 from torch import fx
 
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult, make_signature
-from shardscope.compile.diagnose.stage_bisect.attempt import try_out
+from shardscope.compile.diagnose.stage_bisect.attempt import check_with_parts_disabled
 from shardscope.compile.diagnose.stage_bisect.bisect import (
     StageFinding,
     StageToggles,
-    locate_stage_by,
+    locate_stage,
 )
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase
 
-__all__ = ["capture", "judge", "locate_stage"]
+__all__ = ["capture", "judge", "locate_stage_here"]
 
 
 def capture(function: Any, *inputs: Any, with_gradients: bool = True) -> Subgraph:
@@ -60,13 +60,17 @@ def judge(subgraph: Subgraph, compiler: Compiler) -> CheckResult:
     return CheckResult(Condition.FINE)
 
 
-def locate_stage(subgraph: Subgraph, compiler: Compiler, *, outcome: CheckResult) -> StageFinding:
+def locate_stage_here(
+    subgraph: Subgraph, compiler: Compiler, *, outcome: CheckResult
+) -> StageFinding:
     """Find the stage in which a subgraph fails with `outcome`, in this process."""
 
     def ask(toggles: StageToggles) -> CheckResult:
-        return try_out(subgraph, compiler, toggles, check_accuracy=judge, phase=outcome.phase)
+        return check_with_parts_disabled(
+            subgraph, compiler, toggles, check_accuracy=judge, phase=outcome.phase
+        )
 
-    return locate_stage_by(ask, outcome=outcome)
+    return locate_stage(ask, outcome=outcome)
 
 
 def _failed(condition: Condition, error: BaseException, phase: Phase) -> CheckResult:

@@ -32,7 +32,7 @@ def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = Non
         def call(*inputs: Any) -> Any:
             if not found:
                 subgraph = Subgraph(graph, copy_inputs(inputs), torch.is_grad_enabled())
-                found.append(replace(subgraph, has_open_sizes=dynamic or False))
+                found.append(replace(subgraph, has_symbolic_sizes=dynamic or False))
             return graph.forward(*inputs)
 
         return call

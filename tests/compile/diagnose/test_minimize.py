@@ -100,7 +100,7 @@ def test_a_stage_that_cannot_be_found_is_a_note(
     def refuse(*_: Any, **__: Any) -> Any:
         raise CompileError("no way")
 
-    monkeypatch.setattr("shardscope.compile.diagnose.minimize.locate_stage_by", refuse)
+    monkeypatch.setattr("shardscope.compile.diagnose.minimize.locate_stage", refuse)
     failure = search(ask(workers, models.Adds("relu")), models.Adds("relu"))
     assert failure.diagnosis.stage is None
     assert failure.diagnosis.notes == ("Finding the stage failed (no way).",)

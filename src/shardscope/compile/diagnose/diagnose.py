@@ -13,10 +13,8 @@ from typing import Any, final
 
 from shardscope._torch.preload import FOR_WORKERS
 from shardscope._torch.private import explain_moved_names
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.fork_server import open_fork_server
-from shardscope.compile.diagnose.worker.pool import Workers
-from shardscope.compile.diagnose.worker.sandbox import Folder
+from shardscope.compile.diagnose.subgraph import Compiler
+from shardscope.compile.diagnose.worker import OutputFolder, Workers, open_fork_server
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
 
@@ -90,7 +88,7 @@ def diagnose(
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
     _check(fn, max_queries, timeout_s)
-    output_folder = Folder(None if folder is None else Path(folder))
+    output_folder = OutputFolder(None if folder is None else Path(folder))
     try:
         with (
             open_fork_server(output_folder.sandbox) or nullcontext() as fork_server,

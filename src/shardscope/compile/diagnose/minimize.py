@@ -10,15 +10,15 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.attribution.call_sites import shown_path
-from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult, is_same_failure
+from shardscope.compile.diagnose.accuracy import NUMBERS, CheckResult, is_same_failure
 from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch, Progress
-from shardscope.compile.diagnose.stage_bisect.attempt import finding_from_last_phase
-from shardscope.compile.diagnose.stage_bisect.bisect import (
+from shardscope.compile.diagnose.stage_bisect import (
     StageFinding,
     StageToggles,
-    locate_stage_by,
+    finding_from_last_phase,
+    locate_stage,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.worker_client import ProgressReporter, WorkerClient
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
@@ -197,7 +197,7 @@ class Minimizer:
                 last_phase = self._client.last_phase
             return result
 
-        finding = locate_stage_by(ask, outcome=failure.outcome)
+        finding = locate_stage(ask, outcome=failure.outcome)
         return (
             finding
             if finding.part or not last_phase

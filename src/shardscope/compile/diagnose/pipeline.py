@@ -13,24 +13,27 @@ from msgspec.structs import replace
 from shardscope._torch.inductor import read_settings
 from shardscope._torch.preload import FOR_INDUCTOR, FOR_SCRIPTS
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.compile.diagnose.accuracy.check_result import (
+from shardscope.compile.diagnose.accuracy import (
     NUMBERS,
     CheckResult,
     describe_error,
+    describe_missing_error,
     find_failing_line,
+    resolve_backend,
 )
-from shardscope.compile.diagnose.accuracy.entire_function import describe_missing_error
-from shardscope.compile.diagnose.accuracy.judge import resolve
 from shardscope.compile.diagnose.minimize import Minimizer, add_note, show_relative_path
 from shardscope.compile.diagnose.repro_writer import ReproWriter
 from shardscope.compile.diagnose.single_process import strip_distributed
-from shardscope.compile.diagnose.stage_bisect.bisect import fails_the_same_way
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.stage_bisect import fails_the_same_way
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.target import TargetFunction
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
-from shardscope.compile.diagnose.worker.pool import Workers
-from shardscope.compile.diagnose.worker.sandbox import Folder, seed_inductor_cache
-from shardscope.compile.diagnose.worker.serialization import pack
+from shardscope.compile.diagnose.worker import (
+    ForkServer,
+    OutputFolder,
+    Workers,
+    pack,
+    seed_inductor_cache,
+)
 from shardscope.compile.diagnose.worker_client import (
     ProgressReporter,
     Timeouts,
@@ -141,7 +144,7 @@ class DiagnosisPipeline:
             raise CompileError(
                 f"nothing of {self._program.name} could be compared. {' '.join(self._notes)}"
             )
-        return diagnosis or self._look_closer(outcomes)
+        return diagnosis or self._check_values_inside(outcomes)
 
     def _minimize_and_record(
         self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: CheckResult
@@ -257,14 +260,16 @@ class DiagnosisPipeline:
                 return stage
         return Stage.BACKEND
 
-    def _look_closer(self, outcomes: Sequence[tuple[int, SubgraphInfo, CheckResult]]) -> Diagnosis:
+    def _check_values_inside(
+        self, outcomes: Sequence[tuple[int, SubgraphInfo, CheckResult]]
+    ) -> Diagnosis:
         """Look for wrong values inside graphs whose results are correct because later ops hide
         them.
         """
         for key, loaded, outcome in outcomes:
             if outcome.condition is Condition.FINE and len(loaded.ops) > 1:
                 self._reporter.show_task(f"looking into graph {key}")
-                inner = self._expose(key)
+                inner = self._check_all_values(key)
                 if inner.is_bad:
                     note = "It does not affect the results, which are correct."
                     diagnosis = replace(self._start_diagnosis(inner), notes=(note,))
@@ -280,7 +285,7 @@ class DiagnosisPipeline:
             return "nothing is compiled: the function produces no graph"
         return "compiled and eager results agree"
 
-    def _expose(self, key: int) -> CheckResult:
+    def _check_all_values(self, key: int) -> CheckResult:
         try:
             outcome: CheckResult = self._client.run(check_all_values, key, self._compiler)
         except CompileError as error:
@@ -406,7 +411,7 @@ def _name_simpler(backend: str) -> str:
 class Resources:
     """What a diagnosis works with: folder, workers, backend calls and seconds per call."""
 
-    folder: Folder
+    folder: OutputFolder
     workers: Workers
     fork_server: ForkServer | None
     budget: int
@@ -423,7 +428,7 @@ def run_diagnosis(target: TargetFunction, compiler: Compiler, resources: Resourc
 
 
 def _check_can_be_sent(compiler: Compiler) -> None:
-    resolve(compiler)
+    resolve_backend(compiler)
     try:
         pack(compiler)
     except Exception as error:

@@ -16,28 +16,31 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope._torch.preload import FOR_SCRIPTS
-from shardscope.compile.diagnose.accuracy.check_result import CheckResult
+from shardscope.compile.diagnose.accuracy import CheckResult
 from shardscope.compile.diagnose.minimize import INTERRUPTED, MinimizedFailure, add_note
-from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
-from shardscope.compile.diagnose.repro.write import (
+from shardscope.compile.diagnose.repro import (
     EXIT_FAILS,
     EXIT_PASSES,
     PASSING,
+    Call,
     failure_line,
+    write_entire_function,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.fork_server import (
+from shardscope.compile.diagnose.subgraph import Compiler
+from shardscope.compile.diagnose.worker import (
+    SAVED_NAME,
+    SCRIPT_NAME,
     ForkServer,
     FreshProcess,
+    OutputFolder,
     ScriptRun,
     prewarm,
 )
-from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME, SCRIPT_NAME, Folder
 from shardscope.compile.diagnose.worker_client import (
     RUNNING,
     ProgressReporter,
     WorkerClient,
-    is_of_device,
+    is_device_error,
 )
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
@@ -129,7 +132,7 @@ class ReproWriter:
         self,
         client: WorkerClient,
         compiler: Compiler,
-        folder: Folder,
+        folder: OutputFolder,
         reporter: ProgressReporter,
         *,
         compile_s: float,
@@ -253,7 +256,7 @@ class ReproWriter:
         """Whether to call the backend for a better script: not if it may crash, or after an
         interrupt.
         """
-        is_deadly = outcome.condition in _DEADLY or is_of_device(outcome.error)
+        is_deadly = outcome.condition in _DEADLY or is_device_error(outcome.error)
         return not is_deadly and not self.is_interrupted
 
     def _find_limit(self, outcome: CheckResult) -> float:

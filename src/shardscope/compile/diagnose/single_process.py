@@ -18,7 +18,7 @@ from shardscope._torch.aot import AotRun, CompilerInput, run_ahead, watched_aot
 from shardscope._torch.collectives.functional import as_collective_overload, size_and_rank
 from shardscope._torch.dispatch import op_schema
 from shardscope._torch.inductor import without_caches
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph import Subgraph
 
 _ORIGIN_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 _IDENTITIES = (

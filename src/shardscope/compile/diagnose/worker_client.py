@@ -8,12 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, final
 
-from shardscope.compile.diagnose.accuracy.check_result import CheckResult
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.graphs import describe_subgraph
+from shardscope.compile.diagnose.accuracy import CheckResult
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker import (
+    PREPARING,
+    STARTING,
+    WorkerContext,
+    Workers,
+    check_is_task,
+    describe_subgraph,
+)
 from shardscope.compile.diagnose.worker.harness import plain_words
-from shardscope.compile.diagnose.worker.pool import PREPARING, STARTING, Workers
-from shardscope.compile.diagnose.worker.server import WorkerContext, check_is_task
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
     SubgraphInfo,
@@ -133,26 +138,26 @@ class WorkerClient:
         limits = self._timeouts.limits(self.run_s) if limit_s is None else limit_s
         try:
             reply = self._workers.call(task, *args, limits=limits)
-            if isinstance(reply, CheckResult) and is_of_device(reply.error):
+            if isinstance(reply, CheckResult) and is_device_error(reply.error):
                 self._workers.discard()
             return reply
         except RemoteError as error:
             if isinstance(error.__cause__, ShardscopeError):  # raised on purpose, for the user
                 raise error.__cause__ from None
-            if not is_of_device(str(error)):
+            if not is_device_error(str(error)):
                 raise
             self._workers.discard()
             return _describe_device_error(error)
         except (WorkerCrashed, WorkerHung) as end:
             if end.phase in (STARTING, PREPARING):  # not caused by the backend
                 raise
-            self._expect_more(end.phase)
+            self._prepare_for_crashes(end.phase)
             if isinstance(end, WorkerHung):
                 self._has_hung = True
                 return _describe_hang(end)
             return _describe_crash(end)
 
-    def _expect_more(self, phase: str) -> None:
+    def _prepare_for_crashes(self, phase: str) -> None:
         self.last_phase = phase
         self._workers.keep_standby()
 
@@ -180,7 +185,7 @@ class WorkerClient:
         return self._timeouts.run_s(eager_s, has_hung=self._has_hung)
 
 
-def is_of_device(error: str) -> bool:
+def is_device_error(error: str) -> bool:
     """Whether an error leaves the device unusable for the process that caused it."""
     return "CUDA error" in error or "AcceleratorError" in error
 

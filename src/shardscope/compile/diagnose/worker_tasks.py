@@ -18,25 +18,37 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.inductor import apply_settings, probe_cpu_isa
-from shardscope.compile.diagnose.accuracy.check_result import CheckResult, is_same_failure
-from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
-from shardscope.compile.diagnose.accuracy.judge import (
+from shardscope.compile.diagnose.accuracy import (
+    CheckResult,
     affects_results,
     check_accuracy,
+    check_forward_once,
+    check_function_accuracy,
     find_affecting_node,
-    quick_check,
+    is_same_failure,
 )
-from shardscope.compile.diagnose.repro.variant import Variant, find_passing
-from shardscope.compile.diagnose.repro.write import PASSING, write_repro
-from shardscope.compile.diagnose.stage_bisect.attempt import reported_stages, try_out
-from shardscope.compile.diagnose.stage_bisect.bisect import StageToggles
-from shardscope.compile.diagnose.subgraph.extract import RecordedGraph, in_order, name_output
+from shardscope.compile.diagnose.repro import PASSING, Variant, find_passing, write_repro
+from shardscope.compile.diagnose.stage_bisect import (
+    StageToggles,
+    check_with_parts_disabled,
+    reported_stages,
+)
+from shardscope.compile.diagnose.subgraph import (
+    Compiler,
+    RecordedGraph,
+    Subgraph,
+    in_order,
+    name_output,
+)
 from shardscope.compile.diagnose.subgraph.op_names import describe_ops
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.fork_server import ScriptRun
-from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
-from shardscope.compile.diagnose.worker.serialization import unpack
-from shardscope.compile.diagnose.worker.server import WorkerContext, runs_in_worker
+from shardscope.compile.diagnose.worker import (
+    ScriptRun,
+    SubgraphData,
+    WorkerContext,
+    build_subgraph,
+    runs_in_worker,
+    unpack,
+)
 from shardscope.record import Phase, Stage, SuspectOp
 
 
@@ -125,7 +137,9 @@ def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> C
 def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> CheckResult:
     """Check all values in a subgraph; the hint is the first wrong value."""
     return _check_with_hint(
-        _expose(context, key), partial(check_accuracy, report_phase=context.report_phase), compiler
+        _with_all_values(context, key),
+        partial(check_accuracy, report_phase=context.report_phase),
+        compiler,
     )
 
 
@@ -135,8 +149,8 @@ def find_first_wrong_op(context: WorkerContext, key: int, compiler: Compiler) ->
 
     The hint is the first value that makes the results wrong: other wrong values may have no effect.
     """
-    exposed = _expose(context, key)
-    outcome, wrong = quick_check(exposed, compiler, report_phase=context.report_phase)
+    exposed = _with_all_values(context, key)
+    outcome, wrong = check_forward_once(exposed, compiler, report_phase=context.report_phase)
     values = {name_output(exposed, output): value for output, value in wrong.items()}
     values.pop("", None)
     name = find_affecting_node(_extract(context, OpSubset(key)), values)
@@ -178,7 +192,7 @@ def check_with_toggles(
     # Runs have a shorter time limit than compilations, so both phases are reported.
     check_and_report = partial(check_accuracy, report_phase=context.report_phase)
     with reported_stages(context.report_phase):
-        return try_out(
+        return check_with_parts_disabled(
             _extract(context, subset),
             compiler,
             toggles,
@@ -272,8 +286,8 @@ class _CountingCheck:
         return check_accuracy(subgraph, compiler)
 
 
-def _expose(context: WorkerContext, key: int) -> Subgraph:
-    return in_order(_recorded_graph(context, key).expose())
+def _with_all_values(context: WorkerContext, key: int) -> Subgraph:
+    return in_order(_recorded_graph(context, key).output_all_values())
 
 
 def _check_with_hint(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from plain_judge import capture, judge, locate_stage
+from plain_judge import capture, judge, locate_stage_here
 from shardscope._torch.inductor import without_caches
 from shardscope.compile.diagnose.stage_bisect.bisect import StageFinding
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
@@ -29,7 +29,7 @@ def locate(subgraph: Subgraph, condition: Condition = Condition.WRONG_RESULT) ->
     with without_caches():  # which do not know what is broken here
         outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(subgraph, compiler, outcome=outcome)
+    return locate_stage_here(subgraph, compiler, outcome=outcome)
 
 
 def make_subgraph() -> Subgraph:

@@ -13,13 +13,13 @@ from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
-from plain_judge import capture, judge, locate_stage
+from plain_judge import capture, judge, locate_stage_here
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
-from shardscope.compile.diagnose.stage_bisect.attempt import try_out
+from shardscope.compile.diagnose.stage_bisect.attempt import check_with_parts_disabled
 from shardscope.compile.diagnose.stage_bisect.bisect import (
     StageFinding,
     StageToggles,
-    locate_stage_by,
+    locate_stage,
 )
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase, Stage
@@ -42,7 +42,7 @@ def locate(
     compiler = Compiler(backend)
     outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(subgraph, compiler, outcome=outcome)
+    return locate_stage_here(subgraph, compiler, outcome=outcome)
 
 
 def run_as_is(graph: fx.GraphModule, inputs: Any) -> Any:
@@ -225,9 +225,11 @@ def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -
 
         def ask(toggles: StageToggles) -> CheckResult:
             toggles = pickle.loads(pickle.dumps(toggles))
-            result = try_out(subgraph, compiler, toggles, check_accuracy=judge, phase=Phase.FORWARD)
+            result = check_with_parts_disabled(
+                subgraph, compiler, toggles, check_accuracy=judge, phase=Phase.FORWARD
+            )
             result = pickle.loads(pickle.dumps(result))
             return dead if result.condition is Condition.RUNTIME_ERROR else result
 
-        finding = locate_stage_by(ask, outcome=dead)
+        finding = locate_stage(ask, outcome=dead)
     assert (finding.stage, finding.part) == (Stage.DECOMPOSITION, "decomposition of aten.relu")

@@ -302,7 +302,7 @@ def test_modules_that_a_graph_calls_are_copied_with_their_state() -> None:
 def test_every_tensor_on_the_way_can_be_exposed() -> None:
     function, args = CASES["several_outputs"]()
     (subgraph,) = capture(function, *args)
-    exposed = RecordedGraph(subgraph).expose()
+    exposed = RecordedGraph(subgraph).output_all_values()
     expected = run_full_graph(subgraph)
     _, _, outputs = run_eagerly(exposed)
     names = outputs_of(exposed)
@@ -323,7 +323,7 @@ def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts(
     recorded = captured(function, torch.linspace(-1, 1, 8))
 
     def ask(keep: frozenset[str]) -> Answer:
-        part = recorded.extract(keep, exposes_all=True)
+        part = recorded.extract(keep, outputs_all=True)
         wrong = fx.GraphModule(part.graph, fx.Graph())
         wrong.graph.output(wrong.graph.graph_copy(part.graph.graph, {}))
         for node in wrong.graph.find_nodes(op="call_method", target="cos"):

@@ -11,19 +11,19 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult
-from shardscope.compile.diagnose.subgraph.subgraph import RunValues
+from shardscope.compile.diagnose.subgraph import RunValues
 from shardscope.numerics.noise import Values, Verdict, dense_local, find_rms, to_fp64_on_cpu
 from shardscope.numerics.verdict import compare
 from shardscope.record import Condition, Phase
 
 Part = Callable[[RunValues], Values]
 _NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
-_EACH_TIME = "; the wrong numbers differ from run to run"
-_NUM_AGAIN = 5
-_NUM_TWICE = 2  # further runs, each of which may agree by coincidence
+_UNSTABLE_NUMBERS = "; the wrong numbers differ from run to run"
+_NUM_EAGER_RERUNS = 5
+_NUM_COMPILED_RERUNS = 2  # further runs, each of which may agree by coincidence
 _FORWARD = Phase.FORWARD
-_SPREAD = 2.0  # how many times the spread of eager runs a compiled run may deviate
-_OF_ITS_ERROR = 0.1  # of its error: a wrong result that changes less counts as the same
+_MAX_SPREADS = 2.0  # how many times the spread of eager runs a compiled run may deviate
+_MAX_ERROR_CHANGE = 0.1  # of its error: a wrong result that changes less counts as the same
 
 
 class Reference(Protocol):
@@ -72,12 +72,14 @@ def check_determinism(
     """The outcome of wrong results after further compiled and eager runs: wrong or
     nondeterministic.
     """
-    if _is_eagers_own(compiled, reference):
+    if _is_eager_nondeterminism(compiled, reference):
         return CheckResult(Condition.FINE, "eager execution gives different numbers each time too")
-    runs = [run_again() for _ in range(_NUM_TWICE)]
+    runs = [run_again() for _ in range(_NUM_COMPILED_RERUNS)]
     if all(compare_runs(run, reference).is_bad for run in runs):
         is_different = any(_is_different_error(compiled, run, reference.eager) for run in runs)
-        return replace(outcome, fact=f"{outcome.fact}{_EACH_TIME}") if is_different else outcome
+        return (
+            replace(outcome, fact=f"{outcome.fact}{_UNSTABLE_NUMBERS}") if is_different else outcome
+        )
     fact = f"it is right when it is run again; at first {outcome.fact}"
     return CheckResult(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
 
@@ -89,16 +91,16 @@ def check_second_run(
     if not _differs(first, again):
         return outcome
     second = compare_runs(again, reference)
-    if not second.is_bad or _is_eagers_own(again, reference):
+    if not second.is_bad or _is_eager_nondeterminism(again, reference):
         return outcome
     fact = f"it is correct at first, but not when it is run again: {second.fact}"
     return CheckResult(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
 
 
-def _is_eagers_own(compiled: RunValues, reference: Reference) -> bool:
+def _is_eager_nondeterminism(compiled: RunValues, reference: Reference) -> bool:
     """Whether eager results differ between runs by as much as the compiled ones do."""
     return any(_differs(reference.eager, again) for again in reference.run_again(1)) and _is_within(
-        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
+        compiled, reference.eager, reference.run_again(_NUM_EAGER_RERUNS)
     )
 
 
@@ -151,7 +153,7 @@ def _is_within(compiled: RunValues, eager: RunValues, again: Sequence[RunValues]
             spread = [_distance(part(run)[name], eager_value) for run in again if name in part(run)]
             if name not in part(compiled) or not spread:
                 return False
-            if _distance(part(compiled)[name], eager_value) > _SPREAD * max(spread):
+            if _distance(part(compiled)[name], eager_value) > _MAX_SPREADS * max(spread):
                 return False
     return True
 
@@ -160,7 +162,7 @@ def _is_different_error(first: RunValues, second: RunValues, eager: RunValues) -
     """Whether two wrong runs are wrong in different ways."""
     return any(
         _distance(part(second)[name], part(first)[name])
-        > _OF_ITS_ERROR * _distance(part(first)[name], eager_value)
+        > _MAX_ERROR_CHANGE * _distance(part(first)[name], eager_value)
         for part in (_values, _gradients)
         for name, eager_value in part(eager).items()
         if name in part(first) and name in part(second)

@@ -33,16 +33,20 @@ from shardscope.compile.diagnose.accuracy.check_result import (
     message_of,
 )
 from shardscope.compile.diagnose.accuracy.compare import check_determinism, compare_runs
-from shardscope.compile.diagnose.accuracy.judge import CompiledRunFailure, name_compiling, resolve
-from shardscope.compile.diagnose.subgraph.subgraph import (
+from shardscope.compile.diagnose.accuracy.judge import (
+    CompiledRunFailure,
+    name_compiling,
+    resolve_backend,
+)
+from shardscope.compile.diagnose.subgraph import (
     Compiler,
     PhaseCallback,
     RunValues,
+    compute_gradients,
     find_leaf,
     ignore_phase,
-    is_computed,
-    make_computed,
-    pull_back,
+    is_non_leaf,
+    make_non_leaf,
     synchronize_device,
 )
 from shardscope.errors import ShardscopeError
@@ -129,7 +133,7 @@ def _compare_runs(compiled_run: _CompiledRun, first: RunValues, compiler: Compil
     outcome = compare_runs(first, compiled_run.runs)
     if outcome.condition not in (Condition.WRONG_RESULT, Condition.NAN):
         return outcome
-    if compiled_run.runs.uses_rng and _is_right_but_for_draws(compiled_run.runs, compiler):
+    if compiled_run.runs.uses_rng and _differs_only_in_random_numbers(compiled_run.runs, compiler):
         return CheckResult(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
     return check_determinism(outcome, first, compiled_run.run, compiled_run.runs)
 
@@ -163,7 +167,7 @@ def _describe_layouts(outputs: Sequence[NamedValue], state: Iterable[NamedValue]
     return layouts
 
 
-def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
+def _differs_only_in_random_numbers(runs: ProgramRuns, compiler: Compiler) -> bool:
     """Whether inductor is correct with eager's random numbers; other backends lack this option."""
     if compiler.backend != "inductor" or compiler.config.get("fallback_random"):
         return False
@@ -188,7 +192,7 @@ class _CompiledRun:
         self.runs = runs
         self._compiler = compiler
         self._report_phase = report_phase
-        self._backend = resolve(compiler)
+        self._backend = resolve_backend(compiler)
         self.phase = "compiling"
 
     def run(self) -> RunValues:
@@ -235,7 +239,7 @@ class ProgramRuns:
         self._perturbed: list[RunValues] = []
         self._again: list[RunValues] = []
         self._is_roundable = True
-        self._pulls_back = True  # compute gradients; False if eager execution cannot
+        self._with_backward = True  # compute gradients; False if eager execution cannot
         self.notes: list[str] = []  # on state that the last run could not compare
 
     @cached_property
@@ -255,7 +259,7 @@ class ProgramRuns:
         try:
             return self.run()
         except Exception:  # noqa: BLE001 - not every result is differentiable
-            self._pulls_back = False
+            self._with_backward = False
         try:
             return self.run()
         except Exception as error:  # noqa: BLE001 - the compiled function should raise it too
@@ -342,10 +346,10 @@ class ProgramRuns:
             if leaf.grad is not None
         }
         layouts = _describe_layouts(outputs_by_name, state)
-        if gradients or not self._pulls_back:
+        if gradients or not self._with_backward:
             return RunValues(values, gradients, is_complete, layouts)
         report_phase("backward")
-        pulled = pull_back(
+        pulled = compute_gradients(
             {name: value for name, value in outputs_by_name if isinstance(value, Tensor)}, leaves
         )
         synchronize_device()
@@ -368,7 +372,7 @@ def _widen(*program: Any) -> tuple[Any, Any]:
 
     def change(tensor: Tensor) -> Tensor:
         wide = to_fp64(tensor.detach()).requires_grad_(tensor.requires_grad)
-        return make_computed(wide) if is_computed(tensor) else wide
+        return make_non_leaf(wide) if is_non_leaf(tensor) else wide
 
     for module in _find_modules(function, args, kwargs):
         convert_model_to_fp64(module)

@@ -30,7 +30,7 @@ from shardscope.compile.diagnose.accuracy.compare import (
     list_wrong,
 )
 from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns
-from shardscope.compile.diagnose.subgraph.subgraph import (
+from shardscope.compile.diagnose.subgraph import (
     Compiler,
     PhaseCallback,
     RunValues,
@@ -170,7 +170,9 @@ def _writes(node: fx.Node) -> bool:
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
 _NUM_QUICK_RUNS = 3  # runs with perturbed rounding
 _MAX_REPLACED = 50  # values that are tried one after the other
-_SAME_DRAWS = {"fallback_random": True}  # Inductor draws the same random numbers as eager execution
+_SAME_RANDOM_NUMBERS = {
+    "fallback_random": True
+}  # Inductor draws the same random numbers as eager execution
 
 
 def check_accuracy(
@@ -184,15 +186,15 @@ def check_accuracy(
     return AccuracyChecker(subgraph, seed=seed).check_accuracy(compiler, report_phase=report_phase)
 
 
-def quick_check(
+def check_forward_once(
     subgraph: Subgraph, compiler: Compiler, *, report_phase: PhaseCallback = ignore_phase
 ) -> tuple[CheckResult, dict[str, Any]]:
     """Run the forward of a wrong subgraph once: the outcome and the wrong outputs in order."""
-    runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+    runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
     with preserved_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
-            result = _CompiledRun.make(runs, resolve(compiler), report_phase).run()
+            result = _CompiledRun.make(runs, resolve_backend(compiler), report_phase).run()
         except CompiledRunFailure as failure:
             return failure.outcome, {}
         wrong = list_wrong(result, runs)
@@ -204,7 +206,7 @@ def quick_check(
 
 def find_affecting_node(subgraph: Subgraph, values: Mapping[str, Any]) -> str:
     """The first node whose compiled value alone makes the results of the eager graph wrong."""
-    runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+    runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
     with preserved_random_state():
         for name, value in list(values.items())[:_MAX_REPLACED]:
             if _is_wrong_with(subgraph, runs, {name: value}):
@@ -223,10 +225,10 @@ def affects_results(
 
     True also if that cannot be determined, because the part raises or lacks an output.
     """
-    runs = SubgraphRuns(part, pulls_back=False)
+    runs = SubgraphRuns(part, with_backward=False)
     with preserved_random_state(), patched_inductor(compiler.config):
         try:
-            result = _CompiledRun.make(runs, resolve(compiler), report_phase).run()
+            result = _CompiledRun.make(runs, resolve_backend(compiler), report_phase).run()
         except CompiledRunFailure:
             return True
         (last,) = part.graph.graph.find_nodes(op="output")
@@ -238,7 +240,7 @@ def affects_results(
         if not names.keys() <= result.values.keys():  # a missing value shows nothing
             return True
         values = {node: result.values[output] for output, node in names.items()}
-        full_runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+        full_runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
         return _is_wrong_with(subgraph, full_runs, values)
 
 
@@ -279,7 +281,7 @@ class AccuracyChecker:
 
         Raises CompileError if the subgraph fails in eager execution.
         """
-        backend = resolve(compiler)
+        backend = resolve_backend(compiler)
         with preserved_random_state():
             _ = self._runs.eager
             with patched_inductor(compiler.config):
@@ -324,7 +326,7 @@ class AccuracyChecker:
         """The outcome with equal random numbers in both runs; None if that cannot be arranged."""
         rng_outcome = CheckResult(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
         if compiler.backend == "inductor" and not compiler.config.get("fallback_random"):
-            config = {**compiler.config, **_SAME_DRAWS}
+            config = {**compiler.config, **_SAME_RANDOM_NUMBERS}
             checked = self.check_accuracy(replace(compiler, config=config))
         else:
             frozen = freeze_rng_ops(self._runs.subgraph, seed=self._seed)
@@ -334,7 +336,7 @@ class AccuracyChecker:
         return replace(outcome, fact=checked.fact) if checked.is_bad else rng_outcome
 
 
-def resolve(compiler: Compiler) -> Callable[..., Any]:
+def resolve_backend(compiler: Compiler) -> Callable[..., Any]:
     """The backend as a function, with the arguments that torch.compile would pass to it."""
     try:
         return find_backend(
@@ -422,21 +424,21 @@ def name_compiling(is_backward: bool) -> str:
 
 def _compile(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     """The compiled graph; a graph with symbolic sizes is compiled through dynamo."""
-    if subgraph.has_open_sizes and _is_traceable(subgraph):
-        return _compile_open(subgraph, backend)
+    if subgraph.has_symbolic_sizes and _is_traceable(subgraph):
+        return _compile_symbolic(subgraph, backend)
     return backend(copy.deepcopy(subgraph.graph), copy_inputs(subgraph.inputs))
 
 
 def _is_traceable(subgraph: Subgraph) -> bool:
     """Whether dynamo can trace one of its own graphs, which may contain private ops."""
     try:
-        _compile_open(subgraph, run_as_it_is)(*copy_inputs(subgraph.inputs))
+        _compile_symbolic(subgraph, run_as_it_is)(*copy_inputs(subgraph.inputs))
     except Exception:  # noqa: BLE001 - then it is compiled with the fixed sizes of this call
         return False
     return True
 
 
-def _compile_open(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
+def _compile_symbolic(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     """The graph compiled with symbolic sizes, which dynamo creates in the first call."""
     torch.compiler.reset()
     return torch.compile(

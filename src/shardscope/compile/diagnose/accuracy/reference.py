@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardscope.compile.diagnose.accuracy.check_result import make_eager_failure
-from shardscope.compile.diagnose.subgraph.subgraph import (
+from shardscope.compile.diagnose.subgraph import (
     PhaseCallback,
     RunValues,
     Subgraph,
@@ -37,12 +37,12 @@ class SubgraphRuns:
         subgraph: Subgraph,
         *,
         seed: int = 0,
-        pulls_back: bool = True,
+        with_backward: bool = True,
         max_perturbed: int | None = None,
     ) -> None:
         self.subgraph = subgraph
         self._seed = seed
-        self._pulls_back = pulls_back  # gradients too
+        self._with_backward = with_backward  # gradients too
         self._max_perturbed = max_perturbed  # runs with perturbed rounding; None: no limit
         self._perturbed: list[RunValues] = []
         self._again: list[RunValues] = []
@@ -55,7 +55,7 @@ class SubgraphRuns:
         try:
             return self.run(self._run_graph)
         except Exception:  # noqa: BLE001 - not every result is differentiable
-            self._pulls_back = False
+            self._with_backward = False
         try:
             return self.run(self._run_graph)
         except Exception as error:
@@ -111,7 +111,7 @@ class SubgraphRuns:
                 inputs,
                 seed=self._seed,
                 with_gradients=self.subgraph.with_gradients,
-                pulls_back=self._pulls_back,
+                with_backward=self._with_backward,
                 report_phase=report_phase,
             )
         return RunValues({**result.values, **self._find_changed(inputs)}, result.gradients)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import torch
 
-from shardscope.compile.diagnose.accuracy.check_result import NUMBERS, CheckResult
+from shardscope.compile.diagnose.accuracy import NUMBERS, CheckResult
 from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.user_code import (
     Compilation,
@@ -21,8 +21,8 @@ from shardscope.compile.diagnose.repro.user_code import (
     print_compilation,
 )
 from shardscope.compile.diagnose.repro.write import STATE, Case, assemble, print_header, save_script
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Stage
 
 
@@ -56,7 +56,7 @@ def write_entire_function(
     """Write `folder/repro.py`, and a file beside it for values that are not written as source."""
     definitions = Definitions()
     compilation = print_compilation(
-        compiler, "compile_f", definitions, has_open_sizes=False, is_full_graph=False
+        compiler, "compile_f", definitions, has_symbolic_sizes=False, is_full_graph=False
     )
     try:
         lines = _print_source(call, definitions, compilation)

@@ -23,14 +23,14 @@ from shardscope.compile.diagnose.repro.literals import (
     format_value,
     wrap_call,
 )
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.subgraph.op_names import (
     NotPrintable,
     format_target,
     is_importable,
     module_to_import,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.by_value import pickle_for_script
+from shardscope.compile.diagnose.worker import pickle_for_script
 
 _MOST_DEFINITIONS = 40
 _MOST_CHARACTERS = 20_000
@@ -283,7 +283,7 @@ def print_compilation(
     name: str,
     definitions: Definitions,
     *,
-    has_open_sizes: bool,
+    has_symbolic_sizes: bool,
     is_full_graph: bool = True,
 ) -> Compilation:
     """The function `name`, which compiles as `compiler` does.
@@ -302,7 +302,7 @@ def print_compilation(
         parts.append(f"options={_format_options(options, compilation)}")
     if compiler.mode is not None:
         parts.append(f"mode={format_value(compiler.mode)}")
-    dynamic = True if has_open_sizes else compiler.dynamic
+    dynamic = True if has_symbolic_sizes else compiler.dynamic
     if dynamic is not None:
         parts.append(f"dynamic={dynamic}")
     if is_full_graph:

@@ -10,14 +10,14 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from shardscope.compile.diagnose.accuracy.check_result import CheckResult
+from shardscope.compile.diagnose.accuracy import CheckResult
 from shardscope.compile.diagnose.repro.print_values import (
     MAX_ELEMENTS,
     SEED_LINE,
     find_groups,
     format_tensor,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.worker.harness import (
     as_ones,
     in_double,

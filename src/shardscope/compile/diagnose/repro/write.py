@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 
 from shardscope.attribution.call_sites import user_line
-from shardscope.compile.diagnose.accuracy.check_result import CheckResult
+from shardscope.compile.diagnose.accuracy import CheckResult
 from shardscope.compile.diagnose.repro.literals import comment, exchange_names, wrap_call
 from shardscope.compile.diagnose.repro.print_graph import Program, print_program
 from shardscope.compile.diagnose.repro.print_values import print_inputs
@@ -25,10 +25,9 @@ from shardscope.compile.diagnose.repro.variant import (
     simplify,
     uses_rng,
 )
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.subgraph.op_names import name_op
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker import harness
-from shardscope.compile.diagnose.worker.sandbox import FIRST_LINE, SAVED_NAME, SCRIPT_NAME
+from shardscope.compile.diagnose.worker import FIRST_LINE, SAVED_NAME, SCRIPT_NAME, harness
 from shardscope.numerics.standalone import check, comparison_source
 from shardscope.record import Condition, Stage
 
@@ -355,7 +354,7 @@ class _Writer:
 
     def _write_compilation(self, compiler: Compiler, name: str, subgraph: Subgraph) -> list[str]:
         compilation = print_compilation(
-            compiler, name, self.definitions, has_open_sizes=subgraph.has_open_sizes
+            compiler, name, self.definitions, has_symbolic_sizes=subgraph.has_symbolic_sizes
         )
         self.saved |= compilation.saved
         self.notes += compilation.notes

@@ -31,7 +31,7 @@ from shardscope._torch.inductor import (
     inductor_settings,
     without_caches,
 )
-from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult, CompilerLog
+from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
 from shardscope.compile.diagnose.stage_bisect.bisect import (
     DECOMPOSITIONS,
     StageFinding,
@@ -39,7 +39,7 @@ from shardscope.compile.diagnose.stage_bisect.bisect import (
     is_by_numbers,
     name_application,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.record import Phase, Stage
 
 _SEED = 17
@@ -194,7 +194,7 @@ _SIGN_OF_INDUCTOR = "pre_grad_graph"  # requested once per graph, by Inductor on
 _KERNEL = re.compile(r"^(\w+) = async_compile\.", re.MULTILINE)
 
 
-def try_out(
+def check_with_parts_disabled(
     subgraph: Subgraph,
     compiler: Compiler,
     toggles: StageToggles,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from shardscope.compile.diagnose.accuracy.check_result import Application, CheckResult, CompilerLog
+from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
 from shardscope.record import Condition, Phase, Stage
 
 DECOMPOSITIONS = frozenset({"decomposition"})
@@ -221,8 +221,8 @@ _TRACED = StageToggles(has_own_compilers=False, has_own_partition=False, off=PAS
 _BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
 
 
-def locate_stage_by(ask: Ask, *, outcome: CheckResult) -> StageFinding:
-    """Find the stage with checks that `ask` runs, for example in another process by `try_out`.
+def locate_stage(ask: Ask, *, outcome: CheckResult) -> StageFinding:
+    """Find the stage with checks that `ask` runs by `check_with_parts_disabled`.
 
     For a check that killed its process, `ask` returns a result without a log.
     """

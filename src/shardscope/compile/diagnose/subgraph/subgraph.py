@@ -28,7 +28,7 @@ class Subgraph:
     graph: fx.GraphModule
     inputs: tuple[Any, ...]
     with_gradients: bool  # record gradients when it runs, and compare them if there are any
-    has_open_sizes: bool = False  # dynamo captured symbolic sizes instead of numbers
+    has_symbolic_sizes: bool = False  # dynamo captured symbolic sizes instead of numbers
 
 
 @final
@@ -100,22 +100,22 @@ def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return copy.set_(flat.untyped_storage(), 0, size, stride)
 
 
-def is_computed(tensor: Tensor) -> bool:
+def is_non_leaf(tensor: Tensor) -> bool:
     """Whether it is a non-leaf tensor that requires grad."""
     return tensor.requires_grad and not tensor.is_leaf
 
 
-def make_computed(leaf: Tensor) -> Tensor:
+def make_non_leaf(leaf: Tensor) -> Tensor:
     """A non-leaf tensor with the same memory, which autograd treats as computed from `leaf`."""
     with torch.enable_grad():
-        computed: Tensor = _Computed.apply(leaf)  # type: ignore[no-untyped-call]
+        computed: Tensor = _NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
     return computed
 
 
 def find_leaf(tensor: Tensor) -> Tensor:
-    """The leaf of a tensor from `make_computed`; any other tensor itself."""
+    """The leaf of a tensor from `make_non_leaf`; any other tensor itself."""
     step = tensor.grad_fn
-    if step is None or step.name() != f"{_Computed.__name__}Backward":
+    if step is None or step.name() != f"{_NonLeaf.__name__}Backward":
         return tensor
     ((accumulate, _),) = step.next_functions
     leaf: Tensor = accumulate.variable  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def find_leaf(tensor: Tensor) -> Tensor:
 
 
 @final
-class _Computed(torch.autograd.Function):
+class _NonLeaf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
         if not has_memory(leaf):
@@ -162,7 +162,7 @@ def run(
     *,
     seed: int,
     with_gradients: bool,
-    pulls_back: bool = True,
+    with_backward: bool = True,
     report_phase: PhaseCallback = ignore_phase,
 ) -> RunValues:
     """Call with `inputs`, which may be changed, and compute gradients of differentiable outputs."""
@@ -173,10 +173,10 @@ def run(
     synchronize_device()
     named = _name_outputs(outputs)
     values = {name: _copy_output(value) for name, value in named.items()}
-    if not with_gradients or not pulls_back:
+    if not with_gradients or not with_backward:
         return RunValues(values, {})
     report_phase("backward")
-    gradients = pull_back(named, leaves)
+    gradients = compute_gradients(named, leaves)
     synchronize_device()
     return RunValues(values, gradients)
 
@@ -187,7 +187,9 @@ def synchronize_device() -> None:
         torch.cuda.synchronize()
 
 
-def pull_back(outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def compute_gradients(
+    outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The gradients of `inputs`, for fixed cotangents of all differentiable `outputs`."""
     differentiable = {
         name: output
@@ -300,4 +302,4 @@ def _restore_autograd_state(original: Tensor, copied: Tensor) -> Tensor:
     if not original.requires_grad:
         return copied
     leaf = copied.detach().requires_grad_()
-    return make_computed(leaf) if is_computed(original) else leaf
+    return make_non_leaf(leaf) if is_non_leaf(original) else leaf

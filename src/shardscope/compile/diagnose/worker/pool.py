@@ -33,10 +33,10 @@ from shardscope.errors import CompileError, RemoteError, WorkerCrashed, WorkerHu
 # Not `-m`: the worker uses the `sys.path` of this process.
 _START = """
 import json, sys
-told = json.loads(sys.argv[1])
-sys.path[:] = told.pop("path")
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments.pop("path")
 from shardscope.compile.diagnose.worker.server import serve
-serve(int(sys.argv[2]), int(sys.argv[3]), **told)
+serve(int(sys.argv[2]), int(sys.argv[3]), **arguments)
 """
 
 

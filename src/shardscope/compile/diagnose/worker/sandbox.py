@@ -154,7 +154,7 @@ _SCRATCH = "scratch"
 
 
 @final
-class Folder:
+class OutputFolder:
     """The output folder. Only files that a diagnosis wrote are ever removed."""
 
     def __init__(self, path: Path | None) -> None:

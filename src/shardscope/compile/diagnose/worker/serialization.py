@@ -29,7 +29,7 @@ from shardscope._torch.dispatch import (
     name_operator,
     registered_at,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph, is_computed, make_computed
+from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
 from shardscope.compile.diagnose.worker.by_value import ByValue, is_importable, reduce_code
 from shardscope.compile.diagnose.worker.graphs import build_subgraph, describe_subgraph
 from shardscope.errors import CompileError
@@ -78,7 +78,7 @@ class Memories:
         if not _is_plain(tensor):
             return NotImplemented
         view = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-        kind = (tensor.requires_grad, type(tensor) is nn.Parameter, is_computed(tensor))
+        kind = (tensor.requires_grad, type(tensor) is nn.Parameter, is_non_leaf(tensor))
         attached = {} if id(tensor) in self._stripped else dict(vars(tensor))
         memory = self._find(tensor.untyped_storage())
         return _view, (memory, *view, *kind, attached)
@@ -113,7 +113,7 @@ def _view(
     offset: int,
     requires_grad: bool,
     is_parameter: bool,
-    was_computed: bool,
+    was_non_leaf: bool,
     attached: Mapping[str, Any],
 ) -> torch.Tensor:
     with torch.no_grad():
@@ -123,8 +123,8 @@ def _view(
         tensor = nn.Parameter(tensor, requires_grad=requires_grad)
     else:
         tensor.requires_grad_(requires_grad)
-    if was_computed:
-        tensor = make_computed(tensor)
+    if was_non_leaf:
+        tensor = make_non_leaf(tensor)
     vars(tensor).update(attached)
     return tensor
 
