@@ -1,4 +1,9 @@
-"""Debugging backends for torch.compile, registered by name, and backends that inject faults."""
+"""Debugging backends for torch.compile, registered by name, and backends that inject faults.
+
+Each runs a part of what Inductor does, so that the step that goes wrong can be found: the
+captured graph, AOT autograd, decompositions, the partitioner. Fault backends break one op on
+purpose, to test tools like `diagnose`.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from shardscope.compile.diagnose.repro import (
     EXIT_FAILS,
     EXIT_PASSES,
     PASSING,
-    Call,
+    FunctionCall,
     failure_line,
     write_entire_function,
 )
@@ -183,7 +183,7 @@ class ReproWriter:
         )
 
     def record_entire_function(
-        self, diagnosis: Diagnosis, call: Call, outcome: CheckResult
+        self, diagnosis: Diagnosis, call: FunctionCall, outcome: CheckResult
     ) -> Diagnosis:
         """The diagnosis with a script of the entire function, because no op is the cause."""
         self._reporter.show_task("writing the script")

@@ -16,7 +16,7 @@ from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
 from shardscope.compile.call_state import preserved_call_state, walk_call
 from shardscope.compile.diagnose.accuracy import format_error
-from shardscope.compile.diagnose.repro import Call
+from shardscope.compile.diagnose.repro import FunctionCall
 from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
 from shardscope.compile.diagnose.worker import pack
 from shardscope.compile.explain.explain import compile_lock, name_of
@@ -149,9 +149,9 @@ class TargetFunction:
             return None
 
     @property
-    def call(self) -> Call:
+    def call(self) -> FunctionCall:
         """The function with its arguments."""
-        return Call(self._fn, self._args, self._kwargs)
+        return FunctionCall(self._fn, self._args, self._kwargs)
 
     def find_own_error(self) -> Exception | None:
         """The error that the function raises in eager execution; None if it returns."""

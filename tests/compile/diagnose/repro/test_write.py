@@ -18,7 +18,7 @@ import repro_backends as backends
 from repro_scripts import WRONG, assert_tidy, capture, load
 from shardscope.compile.diagnose.accuracy.check_result import CheckResult, make_signature
 from shardscope.compile.diagnose.repro import user_code as backend_module
-from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
+from shardscope.compile.diagnose.repro.entire_function import FunctionCall, write_entire_function
 from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.repro.variant import Change, Variant, find_passing
@@ -395,7 +395,7 @@ def test_a_function_with_a_name_of_the_scripts_is_copied_with_its_helpers(
     make_module(tmp_path, other, "def helper(n):\n    return n * 2\n")
     function = getattr(make_module(tmp_path, own, NAMED.format(other=other, name=name)), name)
     path = write_entire_function(
-        Call(function, (torch.ones(2),), {}),
+        FunctionCall(function, (torch.ones(2),), {}),
         Compiler("eager"),
         WRONG,
         folder=tmp_path / "found",

@@ -6,7 +6,7 @@ written as source raise `NotPrintable` or go to a file beside the script.
 
 from __future__ import annotations
 
-from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
+from shardscope.compile.diagnose.repro.entire_function import FunctionCall, write_entire_function
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import (
     EXIT_FAILS,
@@ -20,7 +20,7 @@ __all__ = [
     "EXIT_FAILS",
     "EXIT_PASSES",
     "PASSING",
-    "Call",
+    "FunctionCall",
     "Variant",
     "failure_line",
     "find_passing",

@@ -28,7 +28,7 @@ from shardscope.record import Stage
 
 @final
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A function with its arguments."""
 
     function: Callable[..., Any]
@@ -43,7 +43,7 @@ class Call:
 
 
 def write_entire_function(
-    call: Call,
+    call: FunctionCall,
     compiler: Compiler,
     outcome: CheckResult,
     *,
@@ -79,7 +79,9 @@ def write_entire_function(
     return save_script(text, compilation.saved, folder)
 
 
-def _print_source(call: Call, definitions: Definitions, compilation: Compilation) -> list[str]:
+def _print_source(
+    call: FunctionCall, definitions: Definitions, compilation: Compilation
+) -> list[str]:
     function = definitions.refer(call.function)
     positional = [f"x{position}" for position in range(len(call.args))]
     names = [*positional, *call.kwargs]
@@ -97,7 +99,7 @@ def _print_source(call: Call, definitions: Definitions, compilation: Compilation
     ]
 
 
-def _print_pickled(call: Call, compilation: Compilation) -> list[str]:
+def _print_pickled(call: FunctionCall, compilation: Compilation) -> list[str]:
     program = (call.function, tuple(call.args), dict(call.kwargs))
     text = pickle_into(program, "program", compilation)
     return [

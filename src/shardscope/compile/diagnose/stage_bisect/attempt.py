@@ -49,9 +49,9 @@ def list_ops(aot: AotRun, *, is_backward: bool) -> Iterator[tuple[str, str]]:
     """Node names and ops of the graphs that AOT autograd passed to compilers, forward or
     backward.
     """
-    for handed in aot.handed:
-        if handed.is_backward == is_backward:
-            for node in handed.graph.graph.nodes:
+    for compiler_input in aot.handed:
+        if compiler_input.is_backward == is_backward:
+            for node in compiler_input.graph.graph.nodes:
                 if _can_be_compiled_alone(node):
                     yield node.name, str(node.target)
 
@@ -140,9 +140,9 @@ class _ValueRecorder(fx.Interpreter):
 def find_changed_op(aot: AotRun) -> str:
     """The first op of forward or backward whose value differs from the joint graph's."""
     # If the backend was called more than once, the last call counts.
-    graphs = [handed for handed in aot.handed if handed.inputs is not None][-2:]
+    graphs = [graph for graph in aot.handed if graph.inputs is not None][-2:]
     joint = _compute_joint(aot.joint, graphs)
-    changed = [op for handed in graphs for op in _changed_ops(handed, joint)]
+    changed = [op for compiler_input in graphs for op in _changed_ops(compiler_input, joint)]
     return changed[0] if joint and changed else ""
 
 
@@ -152,8 +152,10 @@ def _compute_joint(joint: fx.GraphModule | None, graphs: Sequence[CompilerInput]
         return {}
     inputs = {
         node.name: value
-        for handed in graphs
-        for node, value in zip(_placeholders(handed.graph), handed.inputs or (), strict=False)
+        for compiler_input in graphs
+        for node, value in zip(
+            _placeholders(compiler_input.graph), compiler_input.inputs or (), strict=False
+        )
     }
     names = [node.name for node in _placeholders(joint)]
     if not all(name in inputs for name in names):
@@ -162,10 +164,10 @@ def _compute_joint(joint: fx.GraphModule | None, graphs: Sequence[CompilerInput]
     return {node.name: value for node, value in values.items()}
 
 
-def _changed_ops(handed: CompilerInput, joint: Mapping[str, Any]) -> Iterator[str]:
-    assert handed.inputs is not None
-    direction = "backward" if handed.is_backward else "forward"
-    for node, value in _compute(handed.graph, handed.inputs).items():
+def _changed_ops(compiler_input: CompilerInput, joint: Mapping[str, Any]) -> Iterator[str]:
+    assert compiler_input.inputs is not None
+    direction = "backward" if compiler_input.is_backward else "forward"
+    for node, value in _compute(compiler_input.graph, compiler_input.inputs).items():
         if node.op != "call_function" or not is_overload(node.target):
             continue
         if node.name not in joint:

@@ -37,7 +37,7 @@ from shardscope.errors import CompileError
 
 @final
 @dataclass(frozen=True, eq=False)
-class Memory:
+class StorageReference:
     """A storage; tensors that share it refer to the same object."""
 
     storage: torch.UntypedStorage
@@ -60,12 +60,12 @@ class Memory:
 
 
 @final
-class Memories:
+class StorageTable:
     """All storages of a message, each listed once."""
 
     def __init__(self) -> None:
-        self._memories: dict[tuple[str, int, int], Memory] = {}
-        self._empty: list[Memory] = []  # without an address, so never shared
+        self._references: dict[tuple[str, int, int], StorageReference] = {}
+        self._empty: list[StorageReference] = []  # without an address, so never shared
         self._stripped: dict[int, torch.Tensor] = {}
 
     def strip(self, values: Iterable[object]) -> None:
@@ -83,12 +83,12 @@ class Memories:
         memory = self._find(tensor.untyped_storage())
         return _view, (memory, *view, *kind, attached)
 
-    def _find(self, storage: torch.UntypedStorage) -> Memory:
+    def _find(self, storage: torch.UntypedStorage) -> StorageReference:
         if storage.nbytes() == 0:
-            self._empty.append(Memory(storage))
+            self._empty.append(StorageReference(storage))
             return self._empty[-1]
         key = (str(storage.device), storage.data_ptr(), storage.nbytes())
-        return self._memories.setdefault(key, Memory(storage))
+        return self._references.setdefault(key, StorageReference(storage))
 
 
 def allocate(device: str, data: Any) -> torch.UntypedStorage:
@@ -243,11 +243,11 @@ class Payload:
     """The pickled object, followed by the memory of its tensors, which is not copied."""
 
     buffers: Sequence[Any]
-    memories: Memories  # the memory must stay alive until it is sent
+    storages: StorageTable  # the memory must stay alive until it is sent
 
     def copy(self) -> Payload:
         """A payload that does not change with the tensors."""
-        return Payload([bytes(buffer) for buffer in self.buffers], Memories())
+        return Payload([bytes(buffer) for buffer in self.buffers], StorageTable())
 
 
 def pack(value: object) -> Payload:
@@ -257,7 +257,7 @@ def pack(value: object) -> Payload:
         pickler = _Pickler(file, buffers, by_value)
         pickler.dump(value)
     # Not getbuffer(): Python 3.12.1 crashes when a BytesIO with a view of it is garbage in a cycle.
-    return Payload([file.getvalue(), *buffers], pickler.memories)
+    return Payload([file.getvalue(), *buffers], pickler.storages)
 
 
 def unpack(buffers: Sequence[Any]) -> Any:
@@ -286,19 +286,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no annotati
         self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], by_value: ByValue
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self.memories = Memories()
+        self.storages = StorageTable()
         self._by_value = by_value
 
     def reducer_override(self, value: Any) -> Any:
         """The reduction of `value`; `NotImplemented` leaves it to pickle."""
         if isinstance(value, torch.Tensor):
-            return self.memories.reduce(value)
+            return self.storages.reduce(value)
         if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
             return value.__reduce__()  # arrays from buffers would be read-only
-        if isinstance(value, Memory):
+        if isinstance(value, StorageReference):
             return allocate, (value.device, value.buffer())
         if isinstance(value, Subgraph):
-            self.memories.strip(value.inputs)
+            self.storages.strip(value.inputs)
             return build_subgraph, (describe_subgraph(value),)
         if is_operator(value):
             return build_operator, (describe_operator(value),)
