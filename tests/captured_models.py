@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import copy_tensor
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph, copy_tensor
 
 __all__ = ["CASES", "capture"]
 

@@ -22,9 +22,9 @@ import torch
 
 from shardscope.compile.diagnose import diagnose as diagnosing
 from shardscope.compile.diagnose import repro_writer as writing
-from shardscope.compile.diagnose.worker.context import WorkerContext
-from shardscope.compile.diagnose.worker.scripts import ScriptResult
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun
 from shardscope.compile.diagnose.worker.serialization import pack, unpack
+from shardscope.compile.diagnose.worker.server import WorkerContext
 from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung
 
 __all__ = ["Death", "HomeScript", "HomeWorkers", "Sleep", "stay_at_home"]
@@ -126,7 +126,7 @@ class HomeScript:
     def kill(self) -> None:
         pass
 
-    def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptResult:
+    def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptRun:
         printed = io.StringIO()
         with (
             _output_lock,
@@ -139,7 +139,7 @@ class HomeScript:
             torch.compiler.reset()
             code = _run(path)
             torch.compiler.reset()
-        return ScriptResult(code, printed.getvalue())
+        return ScriptRun(code, printed.getvalue())
 
 
 def _run(path: Path) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from captured_fragments import run
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.worker.context import WorkerContext
+from shardscope.compile.diagnose.worker.server import WorkerContext
 
 __all__: list[str] = []
 
@@ -83,6 +83,13 @@ def exit_with_three(context: WorkerContext) -> None:
 def sleep_with_the_lock(context: WorkerContext) -> None:
     """In C, where no other thread of Python's can run."""
     ctypes.PyDLL(None).sleep(100)
+
+
+def stop_reading_requests(context: WorkerContext, delay_s: float) -> None:
+    """After this call, keep the interpreter lock in a thread: no thread of Python's can run."""
+    timer = threading.Timer(delay_s, sleep_with_the_lock, args=(context,))
+    timer.daemon = True
+    timer.start()
 
 
 def begin_a_child_and_sleep_with_the_lock(context: WorkerContext, file: str) -> None:

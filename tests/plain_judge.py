@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult, make_signature
+from shardscope.compile.diagnose.stage_bisect.attempt import check_with_parts_disabled
+from shardscope.compile.diagnose.stage_bisect.bisect import (
+    StageFinding,
+    StageToggles,
+    locate_stage,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase
 
-__all__ = ["capture", "judge"]
+__all__ = ["capture", "judge", "locate_stage_here"]
 
 
 def capture(function: Any, *inputs: Any, with_gradients: bool = True) -> Subgraph:
@@ -34,7 +40,7 @@ def capture(function: Any, *inputs: Any, with_gradients: bool = True) -> Subgrap
     return Subgraph(subgraph.graph, values, with_gradients)
 
 
-def judge(subgraph: Subgraph, compiler: Compiler) -> Outcome:
+def judge(subgraph: Subgraph, compiler: Compiler) -> CheckResult:
     """Compile, run, compare."""
     wanted, _ = _run(subgraph, subgraph.graph)
     try:
@@ -50,12 +56,25 @@ def judge(subgraph: Subgraph, compiler: Compiler) -> Outcome:
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for left, right in zip(got[phase], wanted[phase], strict=True):
             if not torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True):
-                return Outcome(Condition.WRONG_RESULT, phase=phase)
-    return Outcome(Condition.FINE)
+                return CheckResult(Condition.WRONG_RESULT, phase=phase)
+    return CheckResult(Condition.FINE)
 
 
-def _failed(condition: Condition, error: BaseException, phase: Phase) -> Outcome:
-    return Outcome(condition, phase=phase, error=str(error), signature=make_signature(error))
+def locate_stage_here(
+    subgraph: Subgraph, compiler: Compiler, *, outcome: CheckResult
+) -> StageFinding:
+    """Find the stage in which a subgraph fails with `outcome`, in this process."""
+
+    def ask(toggles: StageToggles) -> CheckResult:
+        return check_with_parts_disabled(
+            subgraph, compiler, toggles, check_accuracy=judge, phase=outcome.phase
+        )
+
+    return locate_stage(ask, outcome=outcome)
+
+
+def _failed(condition: Condition, error: BaseException, phase: Phase) -> CheckResult:
+    return CheckResult(condition, phase=phase, error=str(error), signature=make_signature(error))
 
 
 def _compile(subgraph: Subgraph, compiler: Compiler) -> Any:

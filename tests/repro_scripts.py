@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.record import Condition
 
 __all__ = ["WRONG", "assert_same", "assert_tidy", "capture", "copy_inputs", "load"]
 
-WRONG = Outcome(Condition.WRONG_RESULT, fact="output 0 is off")
+WRONG = CheckResult(Condition.WRONG_RESULT, fact="output 0 is off")
 
 
 def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Subgraph:
@@ -32,7 +32,7 @@ def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = Non
         def call(*inputs: Any) -> Any:
             if not found:
                 subgraph = Subgraph(graph, copy_inputs(inputs), torch.is_grad_enabled())
-                found.append(replace(subgraph, has_open_sizes=dynamic or False))
+                found.append(replace(subgraph, has_symbolic_sizes=dynamic or False))
             return graph.forward(*inputs)
 
         return call

@@ -164,12 +164,3 @@ def apply_settings(lines: Sequence[str]) -> None:
         else:
             with suppress(Exception):
                 exec(line, {"torch": torch})
-
-
-FOR_WORKERS = ("torch", "torch._dynamo")
-FOR_FORKS = (*FOR_WORKERS, "torch._functorch.aot_autograd")
-"""Modules that the fork server imports; workers wait for it."""
-FOR_SCRIPTS = (*FOR_FORKS, "torch.distributed.tensor.experimental")
-"""Modules that the process for scripts imports, ahead of its first use."""
-FOR_INDUCTOR = (*FOR_SCRIPTS, "torch._inductor.compile_fx")
-"""The same for scripts that use Inductor."""

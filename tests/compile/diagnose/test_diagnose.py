@@ -421,7 +421,7 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
         try:
             result = diagnose(models.deep, numbers(4), folder=folder, **settings)
         except KeyboardInterrupt:
-            assert "point_at" not in workers.calls, "it was known to fail"
+            assert "find_first_wrong_op" not in workers.calls, "it was known to fail"
             assert not folder.exists()
             continue
         if len(workers.calls) < number:  # it came to an end before
@@ -436,7 +436,13 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
         assert not any("interrupted" in note for note in other_notes)
     else:
         raise AssertionError("it never ends")
-    assert {"point_at", "check", "describe", "attempt", "write"} <= set(asked)
+    assert {
+        "find_first_wrong_op",
+        "check_ops",
+        "describe_suspects",
+        "check_with_toggles",
+        "write_script",
+    } <= set(asked)
 
 
 def test_a_backend_that_cannot_be_sent_is_reported_at_once(workers: HomeWorkers) -> None:
@@ -458,8 +464,8 @@ def test_an_interrupt_does_not_wait_for_further_compilations(
     workers.interrupt_at = 5
     result = diagnose(models.deep, numbers(4), backend=models.counts, folder=folder)
     assert result.repro is not None
-    compiled = [call for call in workers.calls if call in ("check", "point_at")]
-    assert workers.calls[4] == "check"
+    compiled = [call for call in workers.calls if call in ("check_ops", "find_first_wrong_op")]
+    assert workers.calls[4] == "check_ops"
     assert len(models.BUILT) == len(compiled) - 1  # all but the one that was interrupted
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -215,3 +217,11 @@ def test_torch_logs_nothing_of_an_op_that_fails(
     with pytest.raises(CompileError, match=r"Linear fails in eager mode, too \(RuntimeError"):
         diagnose(model, torch.ones(2, 3), backend="eager", folder=tmp_path / "diagnosis")
     assert [line for line in caplog.records if line.levelno >= logging.WARNING] == []
+
+
+def test_diagnose_is_imported_without_dynamo_which_the_worker_imports_at_the_same_time() -> None:
+    program = "import sys, shardscope; shardscope.diagnose; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout == "False\n"

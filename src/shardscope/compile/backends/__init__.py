@@ -1,4 +1,9 @@
-"""Debugging backends for torch.compile, registered by name, and backends that inject faults."""
+"""Debugging backends for torch.compile, registered by name, and backends that inject faults.
+
+Each runs a part of what Inductor does, so that the step that goes wrong can be found: the
+captured graph, AOT autograd, decompositions, the partitioner. Fault backends break one op on
+purpose, to test tools like `diagnose`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +26,14 @@ from shardscope.compile.backends.faults import (
     fault_runtime_error,
 )
 from shardscope.compile.backends.graph_backends import (
+    aot_ts,
     eager,
     eager_debug,
     eager_noexcept,
     eager_with_modes,
     pre_dispatch_eager,
+    torchscript,
 )
-from shardscope.compile.backends.torchscript_backends import aot_ts, torchscript
 
 __all__ = [
     "InjectedFault",

@@ -1,4 +1,4 @@
-"""Backends that run dynamo's graph as captured: a failure here is caused by dynamo."""
+"""Backends that run the graph as dynamo captured it, as plain Python or as TorchScript."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
-from shardscope._torch.aot import Compiled, Compiler, as_boxed, give_boxed_code, trace_pre_dispatch
-from shardscope._torch.checking_modes import check_fakes, check_schemas
+from shardscope._torch.aot import (
+    Compiled,
+    Compiler,
+    as_boxed,
+    compile_ahead,
+    give_boxed_code,
+    trace_pre_dispatch,
+)
+from shardscope._torch.checking_modes import check_fakes, check_schemas, compile_script
+from shardscope._torch.dispatch import is_overload, op_packet
 from shardscope.compile.backends.options import Option, read_options
 from shardscope.errors import GraphRunError
 
@@ -270,3 +279,83 @@ def checking_compiler(check: str) -> Compiler:
         return run_boxed
     trusted = is_builtin if check == "custom_ops" else None
     return partial(run_boxed_within, make_context=lambda: check_fakes(trusted))
+
+
+def torchscript(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Run the captured graph in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_torchscript")(x)
+    """
+    read_options("torchscript", options, mode, {})
+    return script_graph(gm, example_inputs)
+
+
+def aot_ts(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Run the forward and backward graphs of AOT autograd in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_ts")(x)
+    """
+    read_options("aot_ts", options, mode, {})
+    return compile_ahead(
+        gm, example_inputs, forward=lambda graph, inputs: as_boxed(script_graph(graph, inputs))
+    )
+
+
+def script_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+    """`gm` compiled by TorchScript."""
+    copy = copy_graph(gm)
+    _declare_numbers(copy.graph, example_inputs)
+    for node in copy.graph.nodes:
+        _rewrite_args(node)
+    copy.recompile()
+    return compile_script(copy)
+
+
+def _declare_numbers(graph: fx.Graph, example_inputs: Sequence[Any]) -> None:
+    """Annotate inputs that are not tensors: by default TorchScript assumes tensors."""
+    numbers = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, example in zip(placeholders, example_inputs, strict=False):
+        kind = numbers.get(type(example), type(example))
+        node.type = kind if kind in (int, float, bool) else None
+
+
+def _rewrite_args(node: fx.Node) -> None:
+    if node.op == "output":
+        # Results of backward contain None: allowed in a tuple, not in a list of tensors.
+        node.args = tuple(
+            tuple(argument) if isinstance(argument, list) else argument for argument in node.args
+        )
+    if is_overload(node.target):
+        packet = op_packet(node.target)
+        node.target = torch.ops.aten.size if packet is torch.ops.aten.sym_size else packet
+    node.kwargs = {
+        name: str(value) if isinstance(value, torch.device) else value
+        for name, value in node.kwargs.items()
+    }

@@ -22,10 +22,7 @@ from shardscope._torch.aot import (
     trace_pre_dispatch,
 )
 from shardscope._torch.checking_modes import check_fakes
-from shardscope.compile.backends import aot
-from shardscope.compile.backends import graph_backends as as_captured
-from shardscope.compile.backends import graph_backends as boxed
-from shardscope.compile.backends import torchscript_backends as script
+from shardscope.compile.backends import aot, graph_backends
 from shardscope.compile.backends.faults import has_non_leaf
 from shardscope.compile.backends.graph_backends import copy_graph
 from shardscope.compile.backends.op_names import name_of_node
@@ -53,7 +50,7 @@ def eager(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any) 
         >>> torch.compile(model, backend=eager)(x)
     """
     _warn_of("eager", kwargs)
-    return as_captured.eager(gm, fake_tensor_inputs)
+    return graph_backends.eager(gm, fake_tensor_inputs)
 
 
 def make_eager_backend_with_torch_function_mode(mode: TorchFunctionMode) -> Compiler:
@@ -84,7 +81,7 @@ def make_eager_backend_with_torch_function_modes(modes: Iterable[TorchFunctionMo
 
     def backend(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
         _warn_of("eager", kwargs)
-        return as_captured.eager_with_modes(gm, fake_tensor_inputs, options=options)
+        return graph_backends.eager_with_modes(gm, fake_tensor_inputs, options=options)
 
     return backend
 
@@ -108,7 +105,7 @@ def eager_noexcept(
         try:
             return gm(*args)
         except Exception as error:
-            raise graph_run_error(as_captured.explain_failure(error)) from error
+            raise graph_run_error(graph_backends.explain_failure(error)) from error
 
     return run
 
@@ -144,7 +141,7 @@ def eager_debug(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs:
         >>> torch.compile(model, backend=eager_debug)(x)
     """
     _warn_of("eager_debug", kwargs)
-    return as_captured.eager_debug(gm, fake_tensor_inputs)
+    return graph_backends.eager_debug(gm, fake_tensor_inputs)
 
 
 def torchscript(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any]) -> Compiled:
@@ -157,7 +154,7 @@ def torchscript(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any]) -> Compil
     Examples:
         >>> torch.compile(model, backend=torchscript)(x)
     """
-    return script.torchscript(gm, fake_tensor_inputs)
+    return graph_backends.torchscript(gm, fake_tensor_inputs)
 
 
 def invoke_subgraph(
@@ -188,7 +185,7 @@ def boxed_nop(fx_g: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         >>> run = boxed_nop(graph, inputs)
         >>> run(list(inputs))
     """
-    return boxed.run_boxed(fx_g, example_inputs)
+    return graph_backends.run_boxed(fx_g, example_inputs)
 
 
 def boxed_nop_with_mode(
@@ -204,8 +201,8 @@ def boxed_nop_with_mode(
     Examples:
         >>> run = boxed_nop_with_mode(graph, inputs, mode=mode)
     """
-    return boxed.run_boxed_within(
-        fx_g, example_inputs, make_context=lambda: as_captured.enter_all([mode])
+    return graph_backends.run_boxed_within(
+        fx_g, example_inputs, make_context=lambda: graph_backends.enter_all([mode])
     )
 
 
@@ -224,7 +221,7 @@ def fake_crossref_boxed_nop(
     Examples:
         >>> run = fake_crossref_boxed_nop(graph, inputs, ignore_builtins)
     """
-    return boxed.run_boxed_within(
+    return graph_backends.run_boxed_within(
         fx_g, example_inputs, make_context=lambda: check_fakes(ignore_op_fn)
     )
 
@@ -239,7 +236,7 @@ def ignore_builtins(op: Any) -> bool:
         >>> ignore_builtins(torch.ops.aten.relu.default)
         True
     """
-    return boxed.is_builtin(op)
+    return graph_backends.is_builtin(op)
 
 
 def get_nop_func() -> Compiler:
@@ -362,7 +359,7 @@ def aot_ts(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any)
         >>> torch.compile(model, backend=aot_ts)(x)
     """
     _warn_of("aot_ts", kwargs)
-    return script.aot_ts(gm, fake_tensor_inputs)
+    return graph_backends.aot_ts(gm, fake_tensor_inputs)
 
 
 def relu_compile_error_TESTING_ONLY(  # noqa: N802

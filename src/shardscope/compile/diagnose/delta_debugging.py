@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
+_MAX_SUSPECTS = 2
+_NEIGHBOURHOOD_DIVISOR = 4  # a quarter of the program counts as the neighbourhood of an op
+_STRIDE = 4  # factor between successive sizes when the wanted op is expected nearby
+
 
 class Answer(Enum):
     """The result of running a subset of the ops."""
@@ -31,25 +35,54 @@ class BudgetSpentError(Exception):
 
 
 @final
-class OracleCache:
-    """Asks whether a subset of ops fails, and caches the answers."""
+class OpSearch:
+    """A search for the fewest ops that still fail, and what it has found.
+
+    `ask` runs a subset of the ops; all ops together are known to fail. Answers are cached.
+    """
 
     def __init__(
         self,
         names: Sequence[str],
         ask: Callable[[frozenset[str]], Answer],
         *,
-        budget: int,
-        on_progress: Callable[[Progress], None],
+        budget: int = 1000,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self._positions = {name: position for position, name in enumerate(names)}
         self._ask = ask
         self._budget = budget
         self._on_progress = on_progress
-        all_names = frozenset(names)
-        self._answers: dict[frozenset[str], Answer] = {all_names: Answer.FAILS}
-        self.best = tuple(names)  # the smallest subset known to fail
+        self._answers: dict[frozenset[str], Answer] = {frozenset(names): Answer.FAILS}
+        self.keep = tuple(names)  # the smallest subset known to fail, in the order of the program
+        self.is_minimal = False  # without any one of them it does not fail in the same way
+        self.is_interrupted = False  # by the user
         self.num_left = 0  # estimated number of further queries
+
+    def run(
+        self, suspects: Sequence[str] = (), reads: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Search until `keep` is minimal, the budget is spent or the user interrupts.
+
+        `suspects` are tried alone first, then the first of them with one other op. `reads` maps an
+        op to the ops whose results it reads; with it the search tries the ops on the path between
+        two needed ops before all ops between them.
+        """
+        suspects = [name for name in suspects if name in self.keep]
+        try:
+            if suspects:
+                _try_suspects(self, suspects)
+            else:
+                _halve(self, self.keep)
+            is_minimal = False
+            while not is_minimal:
+                _gather(self, reads or {})
+                is_minimal = _is_minimal(self)
+            self.is_minimal = True
+        except BudgetSpentError:  # it was not checked whether more ops can be left out
+            pass
+        except KeyboardInterrupt:
+            self.is_interrupted = True
 
     @property
     def num_queries(self) -> int:
@@ -69,19 +102,20 @@ class OracleCache:
             raise BudgetSpentError
         answer = self._ask(keep)
         self._answers[keep] = answer
-        if answer is Answer.FAILS and len(keep) < len(self.best):
-            self.best = self.sort(keep)
+        if answer is Answer.FAILS and len(keep) < len(self.keep):
+            self.keep = self.sort(keep)
         self.num_left = max(self.num_left - 1, 0)
-        self._on_progress(Progress(self.num_queries, self.num_left, len(self.best)))
+        self._on_progress(Progress(self.num_queries, self.num_left, len(self.keep)))
         return answer
 
     def sort(self, names: Iterable[str]) -> tuple[str, ...]:
         """Names in the order of the program."""
         return tuple(sorted(names, key=self._positions.__getitem__))
 
-    def nearest_passing(self) -> tuple[str, ...]:
-        """The passing subset that differs least from `best`; subsets of `best` are preferred."""
-        best = frozenset(self.best)
+    @property
+    def passing(self) -> tuple[str, ...]:
+        """The subset known to pass that differs least from `keep`, preferably a part; or ()."""
+        best = frozenset(self.keep)
         passing = [keep for keep, answer in self._answers.items() if answer is Answer.PASSES]
         if not passing:
             return ()
@@ -94,124 +128,68 @@ class OracleCache:
         return self.sort(nearest)
 
 
-_MAX_SUSPECTS = 2
-_NEIGHBOURHOOD_DIVISOR = 4  # a quarter of the program counts as the neighbourhood of an op
-_STRIDE = 4  # factor between successive sizes when the wanted op is expected nearby
-
-
-@final
-@dataclass(frozen=True)
-class MinimizationResult:
-    """The ops that remain, in the order of the program."""
-
-    keep: tuple[str, ...]
-    is_minimal: bool  # without any one of them it does not fail in the same way
-    num_queries: int
-    passing: tuple[str, ...]  # the nearest subset known to pass; empty if there is none
-    is_interrupted: bool = False  # by the user
-
-
-def shrink(
-    names: Sequence[str],
-    ask: Callable[[frozenset[str]], Answer],
-    *,
-    budget: int = 1000,
-    suspects: Sequence[str] = (),
-    reads: Mapping[str, Sequence[str]] | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> MinimizationResult:
-    """Find a minimal subset of ops that still fails; all ops together are known to fail.
-
-    `suspects` are tried alone first, then the first of them with one other op. `reads` maps an op
-    to the ops whose results it reads; with it the search tries the ops on the path between two
-    needed ops before all ops between them.
-    """
-    oracle = OracleCache(names, ask, budget=budget, on_progress=on_progress)
-    is_minimal = is_interrupted = False
-    suspects = [name for name in suspects if name in names]
-    try:
-        if suspects:
-            _try_suspects(oracle, suspects)
-        else:
-            _halve(oracle, names)
-        while not is_minimal:
-            _gather(oracle, reads or {})
-            is_minimal = _is_minimal(oracle)
-    except BudgetSpentError:
-        is_minimal = False  # it was not checked whether more ops can be left out
-    except KeyboardInterrupt:
-        is_interrupted = True
-    return MinimizationResult(
-        keep=oracle.best,
-        is_minimal=is_minimal,
-        num_queries=oracle.num_queries,
-        passing=oracle.nearest_passing(),
-        is_interrupted=is_interrupted,
-    )
-
-
-def _try_suspects(oracle: OracleCache, suspects: Sequence[str]) -> None:
+def _try_suspects(search: OpSearch, suspects: Sequence[str]) -> None:
     """Try each suspect alone, then the first with another op, preferably a neighbour."""
-    names = oracle.best
-    oracle.num_left = _MAX_SUSPECTS + 2 * _num_halvings(names) + 1
-    if any(oracle.is_failing([name]) for name in suspects[:_MAX_SUSPECTS]):
+    names = search.keep
+    search.num_left = _MAX_SUSPECTS + 2 * _num_halvings(names) + 1
+    if any(search.is_failing([name]) for name in suspects[:_MAX_SUSPECTS]):
         return
     first = suspects[0]
     position = names.index(first)
     for size in _first_sizes(len(names) // _NEIGHBOURHOOD_DIVISOR, near=0):
-        if oracle.is_failing(names[max(0, position - size) : position + size + 1]):
+        if search.is_failing(names[max(0, position - size) : position + size + 1]):
             break
-    _halve(oracle, [name for name in oracle.best if name != first], [first])
+    _halve(search, [name for name in search.keep if name != first], [first])
 
 
-def _halve(oracle: OracleCache, part: Sequence[str], needed: Sequence[str] = ()) -> None:
+def _halve(search: OpSearch, part: Sequence[str], needed: Sequence[str] = ()) -> None:
     """Bisect: follow the half that fails; if the left half passes, assume that the right one fails.
 
     The assumption costs nothing if a single op is the cause, and the subsets that are tried stay
     small.
     """
-    oracle.num_left = _num_halvings(part) + 1
+    search.num_left = _num_halvings(part) + 1
     while len(part) > 1:
         middle = len(part) // 2
-        is_left = oracle.is_failing([*needed, *part[:middle]])
+        is_left = search.is_failing([*needed, *part[:middle]])
         part = part[:middle] if is_left else part[middle:]
-    oracle.is_failing([*needed, *part])
+    search.is_failing([*needed, *part])
 
 
-def _gather(oracle: OracleCache, reads: Mapping[str, Sequence[str]]) -> None:
+def _gather(search: OpSearch, reads: Mapping[str, Sequence[str]]) -> None:
     """Collect ops that the failure needs, until they fail without the rest."""
-    names = oracle.best
+    names = search.keep
     if len(names) <= 1:
         return
-    oracle.num_left = 2 * _num_halvings(names) + 4
-    end = _first_failing_size(oracle, [], names)
+    search.num_left = 2 * _num_halvings(names) + 4
+    end = _first_failing_size(search, [], names)
     last, rest = names[end - 1], names[: end - 1]
-    if oracle.is_failing([last]):
+    if search.is_failing([last]):
         return
     # Ops that only fail together are usually near each other.
-    oracle.num_left = _num_halvings(rest) + 4
+    search.num_left = _num_halvings(rest) + 4
     backwards = rest[::-1]
-    start = _first_failing_size(oracle, [last], backwards, near=0)
+    start = _first_failing_size(search, [last], backwards, near=0)
     first, rest = backwards[start - 1], backwards[: start - 1][::-1]
-    if oracle.is_failing([first, last]):
+    if search.is_failing([first, last]):
         return
-    rest = _connecting(oracle, first, last, rest, reads)
-    _gather_between(oracle, [first, last], rest)
+    rest = _connecting(search, first, last, rest, reads)
+    _gather_between(search, [first, last], rest)
 
 
-def _gather_between(oracle: OracleCache, needed: list[str], rest: tuple[str, ...]) -> None:
+def _gather_between(search: OpSearch, needed: list[str], rest: tuple[str, ...]) -> None:
     while rest:
-        oracle.num_left = len(needed) + 2 * _num_halvings(rest) + 1
-        size = _first_failing_size(oracle, needed, rest, near=len(rest))
+        search.num_left = len(needed) + 2 * _num_halvings(rest) + 1
+        size = _first_failing_size(search, needed, rest, near=len(rest))
         has_gap = size < len(rest)
         needed, rest = [*needed, rest[size - 1]], rest[: size - 1]
         # For consecutive ops that are all needed this would cost a query for each.
-        if has_gap and oracle.is_failing(needed):
+        if has_gap and search.is_failing(needed):
             return
 
 
 def _connecting(
-    oracle: OracleCache,
+    search: OpSearch,
     first: str,
     last: str,
     rest: tuple[str, ...],
@@ -227,12 +205,12 @@ def _connecting(
         if name in before:
             before.update(reads.get(name, ()))
     path = tuple(name for name in rest if name in after and name in before)
-    is_enough = 0 < len(path) < len(rest) and oracle.is_failing([first, *path, last])
+    is_enough = 0 < len(path) < len(rest) and search.is_failing([first, *path, last])
     return path if is_enough else rest
 
 
 def _first_failing_size(
-    oracle: OracleCache, needed: Sequence[str], names: Sequence[str], *, near: int | None = None
+    search: OpSearch, needed: Sequence[str], names: Sequence[str], *, near: int | None = None
 ) -> int:
     """The smallest n such that `needed` and the first n of `names` fail.
 
@@ -241,7 +219,7 @@ def _first_failing_size(
     """
     low, high = 0, len(names)
     for size in _first_sizes(high, near):
-        if oracle.is_failing([*needed, *names[:size]]):
+        if search.is_failing([*needed, *names[:size]]):
             high = size
             if near == 0:
                 break
@@ -251,7 +229,7 @@ def _first_failing_size(
                 break
     while high - low > 1:
         middle = (low + high) // 2
-        if oracle.is_failing([*needed, *names[:middle]]):
+        if search.is_failing([*needed, *names[:middle]]):
             high = middle
         else:
             low = middle
@@ -269,13 +247,13 @@ def _first_sizes(size: int, near: int | None) -> list[int]:
     return inside if near == 0 else [size - step for step in inside]
 
 
-def _is_minimal(oracle: OracleCache) -> bool:
-    """Whether no op can be left out. If one can, `best` is smaller afterwards."""
-    names = oracle.best
+def _is_minimal(search: OpSearch) -> bool:
+    """Whether no op can be left out. If one can, `keep` is smaller afterwards."""
+    names = search.keep
     if len(names) <= 1:
         return True
-    oracle.num_left = len(names)
-    return not any(oracle.is_failing(set(names) - {name}) for name in names)
+    search.num_left = len(names)
+    return not any(search.is_failing(set(names) - {name}) for name in names)
 
 
 def _num_halvings(names: Sequence[str]) -> int:

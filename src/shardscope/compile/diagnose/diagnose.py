@@ -11,13 +11,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
-from shardscope._torch.inductor import FOR_WORKERS
+from shardscope._torch.preload import FOR_WORKERS
 from shardscope._torch.private import explain_moved_names
-from shardscope._torch.snapshot import preserved_random_state
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.fork_server import open_fork_server
-from shardscope.compile.diagnose.worker.pool import Workers
-from shardscope.compile.diagnose.worker.sandbox import Folder
+from shardscope.compile.diagnose.subgraph import Compiler
+from shardscope.compile.diagnose.worker import OutputFolder, Workers, open_fork_server
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
 
@@ -91,10 +88,9 @@ def diagnose(
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
     _check(fn, max_queries, timeout_s)
-    output_folder = Folder(None if folder is None else Path(folder))
+    output_folder = OutputFolder(None if folder is None else Path(folder))
     try:
         with (
-            preserved_random_state(),  # also from modules that draw numbers on import
             open_fork_server(output_folder.sandbox) or nullcontext() as fork_server,
             Workers(
                 output_folder.sandbox,
@@ -103,15 +99,18 @@ def diagnose(
                 fork_server=fork_server,
             ) as workers,
         ):
-            # Importing dynamo takes long; the workers import it at the same time.
-            from shardscope.compile.diagnose.pipeline import Resources, run_diagnosis
-            from shardscope.compile.diagnose.target import TargetFunction
+            # These import dynamo, which takes seconds; the worker imports it at the same time.
+            from shardscope._torch.snapshot import preserved_random_state
 
-            target = TargetFunction(fn, args, dict(kwargs or {}), name=name, seed=seed)
-            resources = Resources(
-                output_folder, workers, fork_server, budget=max_queries, compile_s=timeout_s
-            )
-            recording = run_diagnosis(target, compiler, resources)
+            with preserved_random_state():  # also from modules that draw numbers on import
+                from shardscope.compile.diagnose.pipeline import Resources, run_diagnosis
+                from shardscope.compile.diagnose.target import TargetFunction
+
+                target = TargetFunction(fn, args, dict(kwargs or {}), name=name, seed=seed)
+                resources = Resources(
+                    output_folder, workers, fork_server, budget=max_queries, compile_s=timeout_s
+                )
+                recording = run_diagnosis(target, compiler, resources)
     finally:
         output_folder.clean_up()
     (diagnosis,) = recording.diagnoses

@@ -10,20 +10,23 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.attribution.call_sites import shown_path
-from shardscope.compile.diagnose.accuracy.outcome import NUMBERS, Outcome, is_same_failure
-from shardscope.compile.diagnose.delta_debugging import Answer, MinimizationResult, Progress, shrink
-from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage_by
-from shardscope.compile.diagnose.stage_bisect.phases import finding_from_last_phase
-from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageFinding, StageToggles
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.accuracy import NUMBERS, CheckResult, is_same_failure
+from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch, Progress
+from shardscope.compile.diagnose.stage_bisect import (
+    StageFinding,
+    StageToggles,
+    finding_from_last_phase,
+    locate_stage,
+)
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.worker_client import ProgressReporter, WorkerClient
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
     SubgraphInfo,
-    attempt,
     check_affects_results,
-    describe,
-    point_at,
+    check_with_toggles,
+    describe_suspects,
+    find_first_wrong_op,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, Phase, SuspectOp
@@ -43,7 +46,7 @@ class MinimizedFailure:
 
     diagnosis: Diagnosis
     subset: OpSubset
-    outcome: Outcome
+    outcome: CheckResult
     passing: OpSubset | None
     is_interrupted: bool = False
 
@@ -61,24 +64,26 @@ class Minimizer:
         self._budget = budget
 
     def find(
-        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: Outcome
+        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: CheckResult
     ) -> MinimizedFailure:
         """Minimize a graph that is known to fail with `graph_outcome`."""
-        shrunk = self._shrink_to_affecting(key, loaded, graph_outcome)
-        subset = OpSubset(key, frozenset(shrunk.keep))
+        search = self._search_affecting_ops(key, loaded, graph_outcome)
+        subset = OpSubset(key, frozenset(search.keep))
         # If no op could be left out, the outcome of the graph is the outcome of the subset.
-        outcome = graph_outcome if len(shrunk.keep) == len(loaded.ops) else self._client.ask(subset)
+        outcome = (
+            graph_outcome if len(search.keep) == len(loaded.ops) else self._client.check(subset)
+        )
         minimized = MinimizedFailure(
-            self._describe(diagnosis, subset, outcome, shrunk),
+            self._describe(diagnosis, subset, outcome, search),
             subset,
             outcome,
-            _passing_subset(key, shrunk),
-            shrunk.is_interrupted,
+            _passing_subset(key, search),
+            search.is_interrupted,
         )
-        return minimized if shrunk.is_interrupted else self._with_stage(minimized)
+        return minimized if search.is_interrupted else self._with_stage(minimized)
 
     def _describe(
-        self, diagnosis: Diagnosis, subset: OpSubset, outcome: Outcome, shrunk: MinimizationResult
+        self, diagnosis: Diagnosis, subset: OpSubset, outcome: CheckResult, search: OpSearch
     ) -> Diagnosis:
         return replace(
             diagnosis,
@@ -88,63 +93,60 @@ class Minimizer:
             phase=outcome.phase,
             deviation=outcome.deviation,
             error=outcome.error,
-            suspects=tuple(map(show_relative_path, self._client.look(describe, subset))),
-            is_minimal=shrunk.is_minimal,
+            suspects=tuple(map(show_relative_path, self._client.read(describe_suspects, subset))),
+            is_minimal=search.is_minimal,
         )
 
-    def _shrink_to_affecting(
-        self, key: int, loaded: SubgraphInfo, graph_outcome: Outcome
-    ) -> MinimizationResult:
+    def _search_affecting_ops(
+        self, key: int, loaded: SubgraphInfo, graph_outcome: CheckResult
+    ) -> OpSearch:
         """The fewest failing ops; of several faults, one that makes the graph's results wrong."""
         self._reporter.show_task("searching for the failing ops")
         try:
             hints = self._find_hints(key, graph_outcome)
         except KeyboardInterrupt:
-            return MinimizationResult(
-                loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
-            )
-        shrunk = self._shrink(key, loaded.ops, loaded, graph_outcome, hints)
-        is_inner = not self._client.ask(OpSubset(key)).is_bad  # its results are correct
-        if is_inner or not self._may_not_affect_results(shrunk, loaded, graph_outcome, hints):
-            return shrunk
-        rest = [name for name in loaded.ops if name not in shrunk.keep]
+            search = self._start_search(key, loaded.ops, graph_outcome)
+            search.is_interrupted = True
+            return search
+        search = self._start_search(key, loaded.ops, graph_outcome)
+        search.run(hints, loaded.reads)
+        is_inner = not self._client.check(OpSubset(key)).is_bad  # its results are correct
+        if is_inner or not self._may_not_affect_results(search, loaded, graph_outcome, hints):
+            return search
+        rest = [name for name in loaded.ops if name not in search.keep]
         try:
             is_harmless = not self._client.run(
-                check_affects_results, OpSubset(key, frozenset(shrunk.keep)), self._compiler
+                check_affects_results, OpSubset(key, frozenset(search.keep)), self._compiler
             )
             if is_harmless and is_same_failure(
-                self._client.ask(OpSubset(key, frozenset(rest))), graph_outcome
+                self._client.check(OpSubset(key, frozenset(rest))), graph_outcome
             ):
-                return self._shrink(key, rest, loaded, graph_outcome, ())
+                other_search = self._start_search(key, rest, graph_outcome)
+                other_search.run(reads=loaded.reads)
+                return other_search
         except CompileError:  # then the first result stands
             pass
-        return shrunk
+        return search
 
     def _may_not_affect_results(
         self,
-        shrunk: MinimizationResult,
+        search: OpSearch,
         loaded: SubgraphInfo,
-        graph_outcome: Outcome,
+        graph_outcome: CheckResult,
         hints: Sequence[str],
     ) -> bool:
         """Whether it is still open if the minimized ops make the graph's results wrong."""
         is_forward = graph_outcome.condition in NUMBERS and graph_outcome.phase is Phase.FORWARD
-        is_part = shrunk.is_minimal and len(shrunk.keep) < len(loaded.ops)
-        is_hinted = bool(hints) and hints[0] in shrunk.keep  # so it affects the results
+        is_part = search.is_minimal and len(search.keep) < len(loaded.ops)
+        is_hinted = bool(hints) and hints[0] in search.keep  # so it affects the results
         return is_forward and is_part and not is_hinted
 
-    def _shrink(
-        self,
-        key: int,
-        ops: Sequence[str],
-        loaded: SubgraphInfo,
-        graph_outcome: Outcome,
-        hints: Sequence[str],
-    ) -> MinimizationResult:
+    def _start_search(self, key: int, ops: Sequence[str], graph_outcome: CheckResult) -> OpSearch:
+        """A search among some ops of a graph, which fail as the graph does."""
 
         def ask(keep: frozenset[str]) -> Answer:
             try:
-                outcome = self._client.ask(OpSubset(key, keep))
+                outcome = self._client.check(OpSubset(key, keep))
             except CompileError:  # it fails in eager execution, too
                 return Answer.UNRESOLVED
             if is_same_failure(outcome, graph_outcome):
@@ -155,21 +157,14 @@ class Minimizer:
             self._reporter.expect(progress.num_left + _RESERVE)
 
         left = max(0, self._budget - self._client.num_calls - _RESERVE)
-        return shrink(
-            ops,
-            ask,
-            budget=left,
-            suspects=[name for name in hints if name in ops],
-            reads=loaded.reads,
-            on_progress=report_progress,
-        )
+        return OpSearch(ops, ask, budget=left, on_progress=report_progress)
 
-    def _find_hints(self, key: int, graph_outcome: Outcome) -> tuple[str, ...]:
+    def _find_hints(self, key: int, graph_outcome: CheckResult) -> tuple[str, ...]:
         """Ops that are probable causes; for wrong numbers the first op with a wrong result."""
         if graph_outcome.hints or graph_outcome.condition not in NUMBERS:
             return graph_outcome.hints
         try:
-            outcome: Outcome = self._client.run(point_at, key, self._compiler)
+            outcome: CheckResult = self._client.run(find_first_wrong_op, key, self._compiler)
         except CompileError:  # the search is only slower without hints
             return ()
         return outcome.hints if is_same_failure(outcome, graph_outcome) else ()
@@ -188,22 +183,21 @@ class Minimizer:
     def _find_stage(self, failure: MinimizedFailure) -> StageFinding:
         last_phase = ""
 
-        def ask(toggles: StageToggles) -> Report:
+        def ask(toggles: StageToggles) -> CheckResult:
             nonlocal last_phase
-            report = self._client.run(
-                attempt,
+            result = self._client.run(
+                check_with_toggles,
                 failure.subset,
                 self._compiler,
                 toggles,
                 failure.outcome.phase,
                 num_calls=int(toggles.backend is None),
             )
-            if isinstance(report, Report):
-                return report
-            last_phase = self._client.last_phase
-            return Report(report, has_died=True)
+            if not result.log.is_complete:
+                last_phase = self._client.last_phase
+            return result
 
-        finding = locate_stage_by(ask, outcome=failure.outcome)
+        finding = locate_stage(ask, outcome=failure.outcome)
         return (
             finding
             if finding.part or not last_phase
@@ -230,10 +224,10 @@ def _replace_diagnosis(failure: MinimizedFailure, diagnosis: Diagnosis) -> Minim
     )
 
 
-def _passing_subset(key: int, shrunk: MinimizationResult) -> OpSubset | None:
+def _passing_subset(key: int, search: OpSearch) -> OpSubset | None:
     """The nearest passing subset if it is a proper subset of the failing ops; else None."""
-    is_part = len(shrunk.passing) > 0 and set(shrunk.passing) < set(shrunk.keep)
-    return OpSubset(key, frozenset(shrunk.passing)) if is_part else None
+    is_part = len(search.passing) > 0 and set(search.passing) < set(search.keep)
+    return OpSubset(key, frozenset(search.passing)) if is_part else None
 
 
 def _add_stage(diagnosis: Diagnosis, finding: StageFinding) -> Diagnosis:

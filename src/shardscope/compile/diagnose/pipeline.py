@@ -10,22 +10,30 @@ from typing import final
 import torch
 from msgspec.structs import replace
 
-from shardscope._torch.inductor import FOR_INDUCTOR, FOR_SCRIPTS, read_settings
+from shardscope._torch.inductor import read_settings
+from shardscope._torch.preload import FOR_INDUCTOR, FOR_SCRIPTS
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.compile.diagnose.accuracy.entire_function import describe_missing_error
-from shardscope.compile.diagnose.accuracy.judge import describe_error, resolve
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.outcome import NUMBERS, Outcome
+from shardscope.compile.diagnose.accuracy import (
+    NUMBERS,
+    CheckResult,
+    describe_error,
+    describe_missing_error,
+    find_failing_line,
+    resolve_backend,
+)
 from shardscope.compile.diagnose.minimize import Minimizer, add_note, show_relative_path
 from shardscope.compile.diagnose.repro_writer import ReproWriter
 from shardscope.compile.diagnose.single_process import strip_distributed
-from shardscope.compile.diagnose.stage_bisect.toggles import fails_the_same_way
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.stage_bisect import fails_the_same_way
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.target import TargetFunction
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
-from shardscope.compile.diagnose.worker.pool import Workers
-from shardscope.compile.diagnose.worker.sandbox import Folder, seed_inductor_cache
-from shardscope.compile.diagnose.worker.serialization import pack
+from shardscope.compile.diagnose.worker import (
+    ForkServer,
+    OutputFolder,
+    Workers,
+    pack,
+    seed_inductor_cache,
+)
 from shardscope.compile.diagnose.worker_client import (
     ProgressReporter,
     Timeouts,
@@ -35,10 +43,10 @@ from shardscope.compile.diagnose.worker_client import (
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
     SubgraphInfo,
-    check_exposed,
+    apply_user_settings,
+    check_all_values,
     check_program,
-    set_up,
-    warm_up,
+    probe_vector_instructions,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Finding, Phase, Recording, Severity, Stage
@@ -110,7 +118,7 @@ class DiagnosisPipeline:
         outcomes = []
         for key, loaded in self._load(subgraphs):
             self._reporter.show_task(f"compiling graph {key} of {len(subgraphs)}")
-            outcome = self._client.ask(OpSubset(key))
+            outcome = self._client.check(OpSubset(key))
             if outcome.is_bad:
                 minimized = self._minimize_and_record(
                     self._start_diagnosis(outcome), key, loaded, outcome
@@ -136,14 +144,14 @@ class DiagnosisPipeline:
             raise CompileError(
                 f"nothing of {self._program.name} could be compared. {' '.join(self._notes)}"
             )
-        return diagnosis or self._look_closer(outcomes)
+        return diagnosis or self._check_values_inside(outcomes)
 
     def _minimize_and_record(
-        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: Outcome
+        self, diagnosis: Diagnosis, key: int, loaded: SubgraphInfo, graph_outcome: CheckResult
     ) -> Diagnosis:
         return self._writer.record(self._minimizer.find(diagnosis, key, loaded, graph_outcome))
 
-    def _fails_only_in_worker(self, diagnosis: Diagnosis, outcome: Outcome) -> bool:
+    def _fails_only_in_worker(self, diagnosis: Diagnosis, outcome: CheckResult) -> bool:
         """Whether a failure shows in the worker only: neither in a script nor in the entire
         function.
         """
@@ -159,7 +167,7 @@ class DiagnosisPipeline:
             return False
         return not function_outcome.is_bad
 
-    def _show_entire_function(self, diagnosis: Diagnosis, outcome: Outcome) -> Diagnosis:
+    def _show_entire_function(self, diagnosis: Diagnosis, outcome: CheckResult) -> Diagnosis:
         """Add a script of the entire function, because the ops cannot be written as source."""
         shown = self._writer.record_entire_function(diagnosis, self._program.call, outcome)
         if not shown.repro:
@@ -231,7 +239,7 @@ class DiagnosisPipeline:
             diagnosis = add_note(diagnosis, note)
         return self._writer.record_entire_function(diagnosis, self._program.call, outcome)
 
-    def _find_stage(self, packed: Sequence[bytes], outcome: Outcome) -> Stage | None:
+    def _find_stage(self, packed: Sequence[bytes], outcome: CheckResult) -> Stage | None:
         """The first stage after which the entire function fails, with later stages left out."""
         own_backend = self._compiler.backend
         for backend, stage in _STAGES.items():
@@ -252,14 +260,16 @@ class DiagnosisPipeline:
                 return stage
         return Stage.BACKEND
 
-    def _look_closer(self, outcomes: Sequence[tuple[int, SubgraphInfo, Outcome]]) -> Diagnosis:
+    def _check_values_inside(
+        self, outcomes: Sequence[tuple[int, SubgraphInfo, CheckResult]]
+    ) -> Diagnosis:
         """Look for wrong values inside graphs whose results are correct because later ops hide
         them.
         """
         for key, loaded, outcome in outcomes:
             if outcome.condition is Condition.FINE and len(loaded.ops) > 1:
                 self._reporter.show_task(f"examining graph {key}")
-                inner = self._expose(key)
+                inner = self._check_all_values(key)
                 if inner.is_bad:
                     note = "It does not affect the results, which are correct."
                     diagnosis = replace(self._start_diagnosis(inner), notes=(note,))
@@ -267,7 +277,7 @@ class DiagnosisPipeline:
         mild = [outcome for _, _, outcome in outcomes if outcome.condition in _MILD]
         mild.sort(key=lambda outcome: _MILD.index(outcome.condition))
         return self._start_diagnosis(
-            mild[0] if mild else Outcome(Condition.FINE, self._describe_agreement())
+            mild[0] if mild else CheckResult(Condition.FINE, self._describe_agreement())
         )
 
     def _describe_agreement(self) -> str:
@@ -275,12 +285,12 @@ class DiagnosisPipeline:
             return "nothing is compiled: the function produces no graph"
         return "compiled and eager results agree"
 
-    def _expose(self, key: int) -> Outcome:
+    def _check_all_values(self, key: int) -> CheckResult:
         try:
-            outcome: Outcome = self._client.run(check_exposed, key, self._compiler)
+            outcome: CheckResult = self._client.run(check_all_values, key, self._compiler)
         except CompileError as error:
             self._notes.append(f"Not all values of graph {key} could be compared ({error}).")
-            return Outcome(Condition.FINE)
+            return CheckResult(Condition.FINE)
         return outcome
 
     def _examine_failure(self, error: Exception) -> Diagnosis:
@@ -320,7 +330,7 @@ class DiagnosisPipeline:
         )
         return self._writer.record_entire_function(diagnosis, self._program.call, outcome)
 
-    def _start_diagnosis(self, outcome: Outcome) -> Diagnosis:
+    def _start_diagnosis(self, outcome: CheckResult) -> Diagnosis:
         rank, _ = read_identity()
         return Diagnosis(
             rank=rank,
@@ -401,7 +411,7 @@ def _name_simpler(backend: str) -> str:
 class Resources:
     """What a diagnosis works with: folder, workers, backend calls and seconds per call."""
 
-    folder: Folder
+    folder: OutputFolder
     workers: Workers
     fork_server: ForkServer | None
     budget: int
@@ -413,14 +423,12 @@ def run_diagnosis(target: TargetFunction, compiler: Compiler, resources: Resourc
     _check_can_be_sent(compiler)
     if "inductor" in compiler.name:
         seed_inductor_cache(resources.folder.sandbox)
-        if not torch.accelerator.is_available():
-            resources.workers.prepare(warm_up, name="vector instructions")
     _, world_size = read_identity()
     return make_recording(_examine(target, compiler, resources), world_size=world_size)
 
 
 def _check_can_be_sent(compiler: Compiler) -> None:
-    resolve(compiler)
+    resolve_backend(compiler)
     try:
         pack(compiler)
     except Exception as error:
@@ -436,9 +444,11 @@ def _examine(target: TargetFunction, compiler: Compiler, resources: Resources) -
         client = WorkerClient(
             resources.workers, compiler, Timeouts(resources.compile_s), reporter.show_num_queries
         )
+        if "inductor" in compiler.name and not torch.accelerator.is_available():
+            client.prepare(probe_vector_instructions, name="vector instructions")
         minimizer = Minimizer(client, compiler, reporter, budget=resources.budget)
         settings = read_settings()
-        resources.workers.prepare(set_up, settings, name="settings")
+        client.prepare(apply_user_settings, settings, name="settings")
         writer = ReproWriter(
             client,
             compiler,

@@ -9,39 +9,45 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import final
 
 from msgspec.structs import replace
 
-from shardscope._torch.inductor import FOR_SCRIPTS
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope._torch.preload import FOR_SCRIPTS
+from shardscope.compile.diagnose.accuracy import CheckResult
 from shardscope.compile.diagnose.minimize import INTERRUPTED, MinimizedFailure, add_note
-from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
-from shardscope.compile.diagnose.repro.script import (
+from shardscope.compile.diagnose.repro import (
     EXIT_FAILS,
     EXIT_PASSES,
     PASSING,
+    FunctionCall,
     failure_line,
+    write_entire_function,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
-from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME, SCRIPT_NAME, Folder
-from shardscope.compile.diagnose.worker.scripts import FreshProcess, prewarm
+from shardscope.compile.diagnose.subgraph import Compiler
+from shardscope.compile.diagnose.worker import (
+    SAVED_NAME,
+    SCRIPT_NAME,
+    ForkServer,
+    FreshProcess,
+    OutputFolder,
+    ScriptRun,
+    prewarm,
+)
 from shardscope.compile.diagnose.worker_client import (
     RUNNING,
     ProgressReporter,
     WorkerClient,
-    is_of_device,
+    is_device_error,
 )
 from shardscope.compile.diagnose.worker_tasks import (
     OpSubset,
+    ReproRequest,
     ReproScript,
-    Request,
-    run_passing,
-    write,
+    run_passing_variant,
+    write_script,
 )
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis
@@ -49,40 +55,31 @@ from shardscope.record import Condition, Diagnosis
 _LIMIT_S = 300.0
 _CACHE = "cache"
 
-_Result = tuple[int | None, str]
-Runner = Callable[[Path, Sequence[str]], _Result]
-"""Runs a script with arguments; its exit code, None if it did not finish, and what it printed."""
-
-
-@final
-@dataclass(frozen=True)
-class VerificationResult:
-    """The result of running a script, and its passing variant if it has one, in fresh processes."""
-
-    is_same: bool
-    exit_code: int | None  # None if it did not finish
-    output: str
+Runner = Callable[[Path, Sequence[str]], ScriptRun]
+"""Runs a script with arguments."""
 
 
 def verify(
-    path: Path, *, outcome: Outcome, runner: Runner | None = None, limit_s: float = _LIMIT_S
-) -> VerificationResult:
-    """Whether the script shows the failure, and its passing variant, if it has one, passes."""
+    path: Path, *, outcome: CheckResult, runner: Runner | None = None, limit_s: float = _LIMIT_S
+) -> ScriptRun | None:
+    """Run a script, and its passing variant if it has one, in fresh processes.
+
+    None if the script shows the failure and the variant passes; otherwise the run that does not.
+    """
     cache = path.parent / _CACHE
     run = runner or partial(_run, cache=cache, limit_s=limit_s)
     try:
-        (code, output), passing = _run_both(path, run)
-        has_line = any(line.startswith(failure_line(outcome)) for line in output.splitlines())
-        if code != EXIT_FAILS or not has_line:
-            return VerificationResult(False, code, output)
-        if passing is not None and passing[0] != EXIT_PASSES:
-            return VerificationResult(False, *passing)
-        return VerificationResult(True, code, output)
+        failing, passing = _run_both(path, run)
+        lines = failing.output.splitlines()
+        has_line = any(line.startswith(failure_line(outcome)) for line in lines)
+        if failing.exit_code != EXIT_FAILS or not has_line:
+            return failing
+        return passing if passing is not None and passing.exit_code != EXIT_PASSES else None
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _run_both(path: Path, run: Runner) -> tuple[_Result, _Result | None]:
+def _run_both(path: Path, run: Runner) -> tuple[ScriptRun, ScriptRun | None]:
     """Run the script and its passing variant in parallel: most of the time goes into imports."""
     pool = ThreadPoolExecutor(2)
     try:
@@ -98,9 +95,7 @@ def _has_passing(path: Path) -> bool:
     return f'"{PASSING}" in sys.argv' in path.read_text(encoding="utf-8")
 
 
-def _run(
-    path: Path, arguments: Sequence[str], *, cache: Path, limit_s: float
-) -> tuple[int | None, str]:
+def _run(path: Path, arguments: Sequence[str], *, cache: Path, limit_s: float) -> ScriptRun:
     """Run a script with all of its output files inside its folder."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache.resolve())}
     child = subprocess.Popen(
@@ -119,8 +114,8 @@ def _run(
         # Compilers start child processes, which would hold the pipe open.
         os.killpg(child.pid, signal.SIGKILL)
         output, _ = child.communicate()
-        return None, output
-    return child.returncode, output
+        return ScriptRun(None, output, is_timeout=True)
+    return ScriptRun(child.returncode, output)
 
 
 _START_S = 120.0  # for a process to import torch
@@ -137,7 +132,7 @@ class ReproWriter:
         self,
         client: WorkerClient,
         compiler: Compiler,
-        folder: Folder,
+        folder: OutputFolder,
         reporter: ProgressReporter,
         *,
         compile_s: float,
@@ -188,7 +183,7 @@ class ReproWriter:
         )
 
     def record_entire_function(
-        self, diagnosis: Diagnosis, call: Call, outcome: Outcome
+        self, diagnosis: Diagnosis, call: FunctionCall, outcome: CheckResult
     ) -> Diagnosis:
         """The diagnosis with a script of the entire function, because no op is the cause."""
         self._reporter.show_task("writing the script")
@@ -225,7 +220,7 @@ class ReproWriter:
                 raise
             self.is_interrupted = True
             return self._attempt(failure, subset)
-        if isinstance(written, Outcome):
+        if isinstance(written, CheckResult):
             return add_note(failure.diagnosis, f"No script could be written: {written.fact}.")
         diagnosis = replace(
             failure.diagnosis,
@@ -237,9 +232,9 @@ class ReproWriter:
             return add_note(diagnosis, INTERRUPTED)
         return self._verify_script(diagnosis, written.path, failure.outcome)
 
-    def _write(self, failure: MinimizedFailure, subset: OpSubset) -> ReproScript | Outcome:
+    def _write(self, failure: MinimizedFailure, subset: OpSubset) -> ReproScript | CheckResult:
         diagnosis = failure.diagnosis
-        request = Request(
+        request = ReproRequest(
             subset=subset,
             passing=failure.passing,
             compiler=self._compiler,
@@ -251,62 +246,59 @@ class ReproWriter:
             settings=self._settings,
             may_try=self._may_try(failure.outcome),
         )
-        written: ReproScript | Outcome = self._client.run(write, request, num_calls=0)
+        written: ReproScript | CheckResult = self._client.run(write_script, request, num_calls=0)
         if isinstance(written, ReproScript):
             self._client.count(written.num_calls)
             self._num_passing_calls = int(written.passing_calls_backend)
         return written
 
-    def _may_try(self, outcome: Outcome) -> bool:
+    def _may_try(self, outcome: CheckResult) -> bool:
         """Whether to call the backend for a better script: not if it may crash, or after an
         interrupt.
         """
-        is_deadly = outcome.condition in _DEADLY or is_of_device(outcome.error)
+        is_deadly = outcome.condition in _DEADLY or is_device_error(outcome.error)
         return not is_deadly and not self.is_interrupted
 
-    def _find_limit(self, outcome: Outcome) -> float:
+    def _find_limit(self, outcome: CheckResult) -> float:
         """Seconds that the script may take before it counts as hanging."""
         is_running = outcome.condition is Condition.HANG and outcome.signature in RUNNING
         return self._client.run_s + (_SMALL_COMPILE_S if is_running else self._compile_s)
 
-    def _verify_script(self, diagnosis: Diagnosis, path: Path, outcome: Outcome) -> Diagnosis:
+    def _verify_script(self, diagnosis: Diagnosis, path: Path, outcome: CheckResult) -> Diagnosis:
         self._reporter.show_task("running the script in a fresh process")
         self.prepare()
         try:
-            verification = verify(path, outcome=outcome, runner=self._run)
+            unlike = verify(path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
             self.is_interrupted = True
             self.close()
             return add_note(diagnosis, INTERRUPTED)
-        if verification.is_same:
+        if unlike is None:
             return replace(diagnosis, is_verified=True)
-        return add_note(diagnosis, _describe_failure(verification))
+        return add_note(diagnosis, _describe_unlike(unlike))
 
-    def _run(self, path: Path, arguments: Sequence[str]) -> tuple[int | None, str]:
+    def _run(self, path: Path, arguments: Sequence[str]) -> ScriptRun:
         # A script that reproduces a hang or crash starts a process, and waits for its time limit.
         limit_s = _START_S + 2 * (self._compile_s + self._client.run_s)
         if PASSING in arguments:
             num_calls = self._num_passing_calls
-            reply = self._client.run(run_passing, path, num_calls=num_calls, limit_s=limit_s)
-            return (None, reply.fact) if isinstance(reply, Outcome) else reply
+            reply = self._client.run(
+                run_passing_variant, path, num_calls=num_calls, limit_s=limit_s
+            )
+            return ScriptRun(None, reply.fact) if isinstance(reply, CheckResult) else reply
         self._client.count(1)
         process = self._waiting.pop()
         self._running.append(process)
-        result = process.run(path, timeout_s=limit_s, arguments=arguments)
-        return result.exit_code, result.output
+        return process.run(path, timeout_s=limit_s, arguments=arguments)
 
 
 def _describe_unwritable(error: Exception, of_what: str = "") -> str:
     return f"No script{of_what} could be written ({str(error).rstrip('.')})."
 
 
-def _describe_failure(verification: VerificationResult) -> str:
-    lines = verification.output.strip().splitlines()
-    end = (
-        "did not end"
-        if verification.exit_code is None
-        else f"ended with exit code {verification.exit_code}"
-    )
+def _describe_unlike(run: ScriptRun) -> str:
+    lines = run.output.strip().splitlines()
+    end = "did not end" if run.exit_code is None else f"ended with exit code {run.exit_code}"
     printed = f" and printed: {lines[-1][:200]}" if lines else ""
     return f"A fresh process that ran the script {end}{printed}."
 

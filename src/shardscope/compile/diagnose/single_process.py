@@ -18,7 +18,7 @@ from shardscope._torch.aot import AotRun, CompilerInput, run_ahead, watched_aot
 from shardscope._torch.collectives.functional import as_collective_overload, size_and_rank
 from shardscope._torch.dispatch import op_schema
 from shardscope._torch.inductor import without_caches
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph import Subgraph
 
 _ORIGIN_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 _IDENTITIES = (
@@ -246,9 +246,9 @@ def unwrap_dtensors(subgraph: Subgraph) -> Subgraph:
     run = AotRun(has_own_compilers=False, keeps_graphs=True)
     with watched_aot(run), without_caches(), torch.no_grad():
         run_ahead(subgraph.graph, [_detach(value) for value in subgraph.inputs])
-    (handed,) = run.handed
+    (compiler_input,) = run.handed
     return replace_collectives(
-        replace(subgraph, graph=handed.graph, inputs=_inputs(handed, subgraph))
+        replace(subgraph, graph=compiler_input.graph, inputs=_inputs(compiler_input, subgraph))
     )
 
 
@@ -256,10 +256,10 @@ def _detach(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _inputs(handed: CompilerInput, subgraph: Subgraph) -> tuple[Any, ...]:
+def _inputs(compiler_input: CompilerInput, subgraph: Subgraph) -> tuple[Any, ...]:
     """The inputs of the traced graph, with `requires_grad` as in the subgraph's inputs."""
-    assert handed.inputs is not None
-    tensors = [value for value in handed.inputs if isinstance(value, torch.Tensor)]
+    assert compiler_input.inputs is not None
+    tensors = [value for value in compiler_input.inputs if isinstance(value, torch.Tensor)]
     requires_grad_flags = [
         value.requires_grad for value in subgraph.inputs if isinstance(value, torch.Tensor)
     ]
@@ -267,7 +267,7 @@ def _inputs(handed: CompilerInput, subgraph: Subgraph) -> tuple[Any, ...]:
     if len(tensors) == len(requires_grad_flags):
         for tensor, requires_grad in zip(tensors, requires_grad_flags, strict=True):
             tensor.requires_grad_(requires_grad)
-    return handed.inputs
+    return compiler_input.inputs
 
 
 _DESUGARED = (

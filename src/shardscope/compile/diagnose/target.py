@@ -15,18 +15,17 @@ from torch import fx, nn
 from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
 from shardscope.compile.call_state import preserved_call_state, walk_call
-from shardscope.compile.diagnose.accuracy.reference import format_error
-from shardscope.compile.diagnose.repro.entire_function import Call
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed
-from shardscope.compile.diagnose.worker.serialization import pack
+from shardscope.compile.diagnose.accuracy import format_error
+from shardscope.compile.diagnose.repro import FunctionCall
+from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
+from shardscope.compile.diagnose.worker import pack
 from shardscope.compile.explain.explain import compile_lock, name_of
 from shardscope.errors import CompileError
 
 
 @final
 @dataclass(frozen=True)
-class CaptureResult:
+class CapturedGraphs:
     """Graphs in the order in which they were first called;
 
     `error` is the exception that ended the run.
@@ -42,7 +41,7 @@ def capture(
     kwargs: Mapping[str, Any],
     *,
     dynamic: bool | None = None,
-) -> CaptureResult:
+) -> CapturedGraphs:
     """Call a function once, compiled by a backend that runs graphs unchanged and records them.
 
     The caller preserves all state that the function may change.
@@ -52,8 +51,8 @@ def capture(
     try:
         compiled(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - any error; its origin is found later
-        return CaptureResult(tuple(recorder.subgraphs), error)
-    return CaptureResult(tuple(recorder.subgraphs))
+        return CapturedGraphs(tuple(recorder.subgraphs), error)
+    return CapturedGraphs(tuple(recorder.subgraphs))
 
 
 @final
@@ -74,8 +73,8 @@ class _GraphRecorder:
                 return graph.forward(*values)
             is_recorded = True
             inputs, module = copy_values(values), _copy_graph_module(graph)
-            has_open_sizes = any(map(_is_open, graph.graph.find_nodes(op="placeholder")))
-            subgraph = Subgraph(module, inputs, torch.is_grad_enabled(), has_open_sizes)
+            has_symbolic_sizes = any(map(_is_symbolic, graph.graph.find_nodes(op="placeholder")))
+            subgraph = Subgraph(module, inputs, torch.is_grad_enabled(), has_symbolic_sizes)
             self.subgraphs.append(subgraph)
             return graph.forward(*values)
 
@@ -89,7 +88,7 @@ def _copy_graph_module(graph: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def _is_open(placeholder: fx.Node) -> bool:
+def _is_symbolic(placeholder: fx.Node) -> bool:
     """Whether an input is a symbolic number or has a symbolic size."""
     example = placeholder.meta.get("example_value")
     if isinstance(example, torch.Tensor) and example.layout is torch.strided:
@@ -101,7 +100,7 @@ def copy_values(values: Sequence[Any]) -> tuple[Any, ...]:
     """Copies of values as they are now, which share memory where the originals do."""
     leaves = copy.deepcopy([_detach(value) for value in values], {})
     return tuple(
-        make_computed(leaf) if isinstance(value, torch.Tensor) and is_computed(value) else leaf
+        make_non_leaf(leaf) if isinstance(value, torch.Tensor) and is_non_leaf(value) else leaf
         for value, leaf in zip(values, leaves, strict=True)
     )
 
@@ -133,7 +132,7 @@ class TargetFunction:
         self.compiled_parts = _list_compiled(fn, args, kwargs)
         """Names of functions and modules to which the user has applied torch.compile."""
 
-    def capture(self, *, dynamic: bool | None) -> CaptureResult:
+    def capture(self, *, dynamic: bool | None) -> CapturedGraphs:
         """The graphs that dynamo captures of it."""
         with self._preserved_state():
             return capture(self._fn, self._args, self._kwargs, dynamic=dynamic)
@@ -150,9 +149,9 @@ class TargetFunction:
             return None
 
     @property
-    def call(self) -> Call:
+    def call(self) -> FunctionCall:
         """The function with its arguments."""
-        return Call(self._fn, self._args, self._kwargs)
+        return FunctionCall(self._fn, self._args, self._kwargs)
 
     def find_own_error(self) -> Exception | None:
         """The error that the function raises in eager execution; None if it returns."""

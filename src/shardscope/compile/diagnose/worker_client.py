@@ -6,15 +6,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, final
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.stage_bisect.toggles import Report
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.graphs import describe_subgraph
+from shardscope.compile.diagnose.accuracy import CheckResult
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker import (
+    PREPARING,
+    STARTING,
+    WorkerContext,
+    Workers,
+    check_is_task,
+    describe_subgraph,
+)
 from shardscope.compile.diagnose.worker.harness import plain_words
-from shardscope.compile.diagnose.worker.pool import PREPARING, STARTING, Workers
-from shardscope.compile.diagnose.worker_tasks import OpSubset, SubgraphInfo, check, load, recall
+from shardscope.compile.diagnose.worker_tasks import (
+    OpSubset,
+    SubgraphInfo,
+    check_ops,
+    load_subgraph,
+    read_subgraph_info,
+)
 from shardscope.errors import (
     CompileError,
     RemoteError,
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 ResultT = TypeVar("ResultT")
+ArgTs = TypeVarTuple("ArgTs")
 
 _MIN_RUN_S = 2.0  # lower limit, for very short eager runs
 _FIRST_RUN_S = 10.0
@@ -70,7 +82,7 @@ class WorkerClient:
         self._timeouts = timeouts
         self._on_query = on_query
         self._loaded: dict[int, SubgraphInfo] = {}
-        self._outcomes: dict[OpSubset, Outcome] = {}
+        self._outcomes: dict[OpSubset, CheckResult] = {}
         self._has_hung = False
 
     def load(self, key: int, subgraph: Subgraph) -> SubgraphInfo:
@@ -79,72 +91,86 @@ class WorkerClient:
         Raises CompileError if it cannot be sent, or cannot be run eagerly op by op.
         """
         data, name = describe_subgraph(subgraph), f"fragment {key}"
-        self._workers.prepare(load, key, data, name=name)
+        self.prepare(load_subgraph, key, data, name=name)
         try:
-            self._loaded[key] = self._workers.call(recall, key)
+            self._loaded[key] = self._workers.call(read_subgraph_info, key)
         except CompileError:
             self._workers.forget(name)
             raise
         return self._loaded[key]
 
-    def ask(self, subset: OpSubset) -> Outcome:
-        """The outcome of the compiler on a subset of ops; cached."""
+    def prepare(
+        self,
+        task: Callable[[WorkerContext, *ArgTs], object],
+        *args: *ArgTs,
+        name: str,
+    ) -> None:
+        """Run a task in the current worker and in each worker after it, before anything else.
+
+        A preparation of the same name replaces the earlier one.
+        """
+        check_is_task(task)
+        self._workers.prepare(task, *args, name=name)
+
+    def check(self, subset: OpSubset) -> CheckResult:
+        """How the compiler does on a subset of ops, compared with eager execution; cached."""
         if subset.keep is not None and len(subset.keep) == len(self._loaded[subset.key].ops):
             subset = OpSubset(subset.key)
         if subset not in self._outcomes:
-            self._outcomes[subset] = self.run(check, subset, self._compiler)
+            self._outcomes[subset] = self.run(check_ops, subset, self._compiler)
         return self._outcomes[subset]
 
     def run(
         self,
-        function: Callable[..., Any],
-        *args: Any,
+        task: Callable[[WorkerContext, *ArgTs], ResultT],
+        *args: *ArgTs,
         num_calls: int = 1,
         limit_s: float | None = None,
-    ) -> Any:
-        """Call a function that calls the backend, in the worker; a crash or hang becomes an
-        outcome.
+    ) -> ResultT | CheckResult:
+        """Run a task that calls the backend; if the worker crashes or hangs, that is the outcome.
 
-        `limit_s` replaces the time limits of the phases. Raises CompileError for errors that the
-        backend did not cause, BackendError for bad options.
+        The task calls the backend `num_calls` times. `limit_s` replaces the time limits of the
+        phases. Raises CompileError for errors that the backend did not cause, BackendError for bad
+        options.
         """
+        check_is_task(task)
         self.count(num_calls)
         limits = self._timeouts.limits(self.run_s) if limit_s is None else limit_s
         try:
-            reply = self._workers.call(function, *args, limits=limits)
-            outcome = reply.outcome if isinstance(reply, Report) else reply
-            if isinstance(outcome, Outcome) and is_of_device(outcome.error):
+            reply = self._workers.call(task, *args, limits=limits)
+            if isinstance(reply, CheckResult) and is_device_error(reply.error):
                 self._workers.discard()
             return reply
         except RemoteError as error:
             if isinstance(error.__cause__, ShardscopeError):  # raised on purpose, for the user
                 raise error.__cause__ from None
-            if not is_of_device(str(error)):
+            if not is_device_error(str(error)):
                 raise
             self._workers.discard()
             return _describe_device_error(error)
         except (WorkerCrashed, WorkerHung) as end:
             if end.phase in (STARTING, PREPARING):  # not caused by the backend
                 raise
-            self._expect_more(end.phase)
+            self._prepare_for_crashes(end.phase)
             if isinstance(end, WorkerHung):
                 self._has_hung = True
                 return _describe_hang(end)
             return _describe_crash(end)
 
-    def _expect_more(self, phase: str) -> None:
+    def _prepare_for_crashes(self, phase: str) -> None:
         self.last_phase = phase
         self._workers.keep_standby()
 
-    def look(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Call a function in the worker that does not call the backend.
+    def read(self, task: Callable[[WorkerContext, *ArgTs], ResultT], *args: *ArgTs) -> ResultT:
+        """Run a task that does not call the backend.
 
         It is repeated after one interrupt, because the user still wants the results so far.
         """
+        check_is_task(task)
         try:
-            return self._workers.call(function, *args)
+            return self._workers.call(task, *args)
         except KeyboardInterrupt:
-            return self._workers.call(function, *args)
+            return self._workers.call(task, *args)
 
     def count(self, num_calls: int) -> None:
         """Count calls of the backend."""
@@ -159,14 +185,14 @@ class WorkerClient:
         return self._timeouts.run_s(eager_s, has_hung=self._has_hung)
 
 
-def is_of_device(error: str) -> bool:
+def is_device_error(error: str) -> bool:
     """Whether an error leaves the device unusable for the process that caused it."""
     return "CUDA error" in error or "AcceleratorError" in error
 
 
-def _describe_device_error(error: RemoteError) -> Outcome:
+def _describe_device_error(error: RemoteError) -> CheckResult:
     words = plain_words(error.message)
-    return Outcome(
+    return CheckResult(
         Condition.RUNTIME_ERROR,
         f"running it fails: {error.kind.rpartition('.')[2]}: {error.message.splitlines()[0]}",
         phase=_phase_of(error.phase),
@@ -175,8 +201,8 @@ def _describe_device_error(error: RemoteError) -> Outcome:
     )
 
 
-def _describe_crash(end: WorkerCrashed) -> Outcome:
-    return Outcome(
+def _describe_crash(end: WorkerCrashed) -> CheckResult:
+    return CheckResult(
         Condition.CRASH,
         f"the process died ({end.end}) while {_name_phase(end.phase)}",
         phase=_phase_of(end.phase),
@@ -185,8 +211,8 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
     )
 
 
-def _describe_hang(end: WorkerHung) -> Outcome:
-    return Outcome(
+def _describe_hang(end: WorkerHung) -> CheckResult:
+    return CheckResult(
         Condition.HANG,
         f"{_name_phase(end.phase)} made no progress for {end.seconds:.0f} s",
         phase=_phase_of(end.phase),

@@ -1,4 +1,8 @@
-"""Functions that run in the worker process; their `WorkerContext` stores the loaded subgraphs."""
+"""The tasks of the worker process: they compile, run and compare the subgraphs that it has loaded.
+
+Each function marked with `runs_in_worker` is called by `WorkerClient`, with the worker's
+`WorkerContext` as the first argument. The context stores the loaded subgraphs.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,37 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.inductor import apply_settings, probe_cpu_isa
-from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
-from shardscope.compile.diagnose.accuracy.error_hints import in_order, name_output
-from shardscope.compile.diagnose.accuracy.judge import (
+from shardscope.compile.diagnose.accuracy import (
+    CheckResult,
     affects_results,
     check_accuracy,
+    check_forward_once,
+    check_function_accuracy,
     find_affecting_node,
-    quick_check,
+    is_same_failure,
 )
-from shardscope.compile.diagnose.accuracy.op_locations import describe_ops
-from shardscope.compile.diagnose.accuracy.outcome import Outcome, is_same_failure
-from shardscope.compile.diagnose.repro.script import PASSING
-from shardscope.compile.diagnose.repro.variant import Variant, find_passing
-from shardscope.compile.diagnose.repro.write import write_repro
-from shardscope.compile.diagnose.stage_bisect.attempt import try_out
-from shardscope.compile.diagnose.stage_bisect.phases import reported_stages
-from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageToggles
-from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.compile.diagnose.worker.context import WorkerContext
-from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
-from shardscope.compile.diagnose.worker.serialization import unpack
+from shardscope.compile.diagnose.repro import PASSING, Variant, find_passing, write_repro
+from shardscope.compile.diagnose.stage_bisect import (
+    StageToggles,
+    check_with_parts_disabled,
+    reported_stages,
+)
+from shardscope.compile.diagnose.subgraph import (
+    Compiler,
+    RecordedGraph,
+    Subgraph,
+    in_order,
+    name_output,
+)
+from shardscope.compile.diagnose.subgraph.op_names import describe_ops
+from shardscope.compile.diagnose.worker import (
+    ScriptRun,
+    SubgraphData,
+    WorkerContext,
+    build_subgraph,
+    runs_in_worker,
+    unpack,
+)
 from shardscope.record import Phase, Stage, SuspectOp
 
 
@@ -59,13 +73,13 @@ class OpSubset:
 
 @final
 @dataclass(frozen=True)
-class Request:
+class ReproRequest:
     """What a repro script should show."""
 
     subset: OpSubset
     passing: OpSubset | None
     compiler: Compiler
-    outcome: Outcome
+    outcome: CheckResult
     folder: Path
     title: str
     stage: Stage | None
@@ -85,17 +99,20 @@ class ReproScript:
     num_calls: int
 
 
-def set_up(_: WorkerContext, settings: tuple[str, ...]) -> None:
+@runs_in_worker
+def apply_user_settings(_: WorkerContext, settings: tuple[str, ...]) -> None:
     """Apply the user's torch settings in the worker."""
     apply_settings(settings)
 
 
-def warm_up(_: WorkerContext) -> None:
+@runs_in_worker
+def probe_vector_instructions(_: WorkerContext) -> None:
     """Let Inductor detect the CPU's vector instructions before the first compilation."""
     probe_cpu_isa()
 
 
-def load(context: WorkerContext, key: int, data: SubgraphData) -> None:
+@runs_in_worker
+def load_subgraph(context: WorkerContext, key: int, data: SubgraphData) -> None:
     """Build a subgraph, run it eagerly, and store both in the context."""
     began = time.monotonic()
     recorded = RecordedGraph(build_subgraph(data))
@@ -103,67 +120,79 @@ def load(context: WorkerContext, key: int, data: SubgraphData) -> None:
     context.store[f"fragment {key}"], context.store[f"loaded {key}"] = recorded, loaded
 
 
-def recall(context: WorkerContext, key: int) -> SubgraphInfo:
+@runs_in_worker
+def read_subgraph_info(context: WorkerContext, key: int) -> SubgraphInfo:
     """What is known of a subgraph that was loaded."""
     loaded: SubgraphInfo = context.store[f"loaded {key}"]
     return loaded
 
 
-def check(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> Outcome:
+@runs_in_worker
+def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> CheckResult:
     """Check a subset of ops against eager execution."""
     return check_accuracy(_extract(context, subset), compiler, report_phase=context.report_phase)
 
 
-def check_exposed(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+@runs_in_worker
+def check_all_values(context: WorkerContext, key: int, compiler: Compiler) -> CheckResult:
     """Check all values in a subgraph; the hint is the first wrong value."""
     return _check_with_hint(
-        _expose(context, key), partial(check_accuracy, report_phase=context.report_phase), compiler
+        _with_all_values(context, key),
+        partial(check_accuracy, report_phase=context.report_phase),
+        compiler,
     )
 
 
-def point_at(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
-    """A quick form of `check_exposed` for a subgraph whose results are known to be wrong.
+@runs_in_worker
+def find_first_wrong_op(context: WorkerContext, key: int, compiler: Compiler) -> CheckResult:
+    """A quick form of `check_all_values` for a subgraph whose results are known to be wrong.
 
     The hint is the first value that makes the results wrong: other wrong values may have no effect.
     """
-    exposed = _expose(context, key)
-    outcome, wrong = quick_check(exposed, compiler, report_phase=context.report_phase)
+    exposed = _with_all_values(context, key)
+    outcome, wrong = check_forward_once(exposed, compiler, report_phase=context.report_phase)
     values = {name_output(exposed, output): value for output, value in wrong.items()}
     values.pop("", None)
     name = find_affecting_node(_extract(context, OpSubset(key)), values)
     return replace(outcome, hints=(name,)) if name else outcome
 
 
+@runs_in_worker
 def check_affects_results(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> bool:
     """Whether the wrong values of a subset make the results of its graph wrong."""
     subgraph, part = _extract(context, OpSubset(subset.key)), _extract(context, subset)
     return affects_results(subgraph, part, compiler, report_phase=context.report_phase)
 
 
-def check_program(context: WorkerContext, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
+@runs_in_worker
+def check_program(
+    context: WorkerContext, packed: Sequence[bytes], compiler: Compiler
+) -> CheckResult:
     """Check an entire function under torch.compile."""
     return check_function_accuracy(
         lambda: unpack(packed), compiler, report_phase=context.report_phase
     )
 
 
-def describe(context: WorkerContext, subset: OpSubset) -> tuple[SuspectOp, ...]:
+@runs_in_worker
+def describe_suspects(context: WorkerContext, subset: OpSubset) -> tuple[SuspectOp, ...]:
     """The ops of a subset, with their modules and source lines."""
     return describe_ops(_extract(context, subset))
 
 
-def attempt(
+@runs_in_worker
+def check_with_toggles(
     context: WorkerContext,
     subset: OpSubset,
     compiler: Compiler,
     toggles: StageToggles,
     phase: Phase,
-) -> Report:
-    """Check a subset with parts of the compiler disabled."""
+) -> CheckResult:
+    """Check a subset with parts of the compiler disabled; the result has a log."""
     # Runs have a shorter time limit than compilations, so both phases are reported.
     check_and_report = partial(check_accuracy, report_phase=context.report_phase)
     with reported_stages(context.report_phase):
-        return try_out(
+        return check_with_parts_disabled(
             _extract(context, subset),
             compiler,
             toggles,
@@ -172,7 +201,8 @@ def attempt(
         )
 
 
-def write(context: WorkerContext, request: Request) -> ReproScript:
+@runs_in_worker
+def write_script(context: WorkerContext, request: ReproRequest) -> ReproScript:
     """Write a script; raises NotPrintable if that cannot be done."""
     counting_check = _CountingCheck()
     subgraph = _extract(context, request.subset)
@@ -198,8 +228,9 @@ def write(context: WorkerContext, request: Request) -> ReproScript:
     return ReproScript(path, passing.difference, is_same, counting_check.num_calls)
 
 
-def run_passing(context: WorkerContext, path: Path) -> tuple[int, str]:
-    """Run the passing variant of a script: its exit code, and what it printed.
+@runs_in_worker
+def run_passing_variant(context: WorkerContext, path: Path) -> ScriptRun:
+    """Run the passing variant of a script.
 
     Unlike a failure, passing needs no fresh process.
     """
@@ -211,17 +242,17 @@ def run_passing(context: WorkerContext, path: Path) -> tuple[int, str]:
         with redirect_stdout(printed):
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:
-        return int(end.code or 0), printed.getvalue()
+        return ScriptRun(int(end.code or 0), printed.getvalue())
     finally:
         sys.argv = arguments
-    return 0, printed.getvalue()
+    return ScriptRun(0, printed.getvalue())
 
 
 def _find_variant(
     context: WorkerContext,
-    request: Request,
+    request: ReproRequest,
     subgraph: Subgraph,
-    check_accuracy: Callable[..., Outcome],
+    check_accuracy: Callable[..., CheckResult],
 ) -> Variant:
     smaller = None if request.passing is None else _extract(context, request.passing)
     max_calls = 1 if request.may_try else 0
@@ -235,12 +266,12 @@ def _find_variant(
     )
 
 
-def _name_missing(context: WorkerContext, request: Request) -> str:
+def _name_missing(context: WorkerContext, request: ReproRequest) -> str:
     subset, passing = request.subset, request.passing
     if passing is None or subset.keep is None or passing.keep is None:
         return ""
     missing = OpSubset(subset.key, subset.keep - passing.keep)
-    return ", ".join(dict.fromkeys(suspect.op for suspect in describe(context, missing)))
+    return ", ".join(dict.fromkeys(suspect.op for suspect in describe_suspects(context, missing)))
 
 
 @final
@@ -250,18 +281,18 @@ class _CountingCheck:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(self, subgraph: Subgraph, compiler: Compiler) -> Outcome:
+    def __call__(self, subgraph: Subgraph, compiler: Compiler) -> CheckResult:
         self.num_calls += 1
         return check_accuracy(subgraph, compiler)
 
 
-def _expose(context: WorkerContext, key: int) -> Subgraph:
-    return in_order(_recorded_graph(context, key).expose())
+def _with_all_values(context: WorkerContext, key: int) -> Subgraph:
+    return in_order(_recorded_graph(context, key).output_all_values())
 
 
 def _check_with_hint(
-    exposed: Subgraph, check_accuracy: Callable[..., Outcome], compiler: Compiler
-) -> Outcome:
+    exposed: Subgraph, check_accuracy: Callable[..., CheckResult], compiler: Compiler
+) -> CheckResult:
     """The outcome, with the node of the first wrong value as a hint."""
     outcome = check_accuracy(exposed, compiler)
     name = name_output(exposed, outcome.deviation.tensor) if outcome.deviation else ""

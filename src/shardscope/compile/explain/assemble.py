@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from shardscope._torch.dynamo import Durations
 from shardscope.attribution.call_sites import user_source
 from shardscope.compile.explain.break_sites import Sites, first_line
-from shardscope.compile.explain.frames import Frame, FrameLog, function_name
-from shardscope.compile.explain.graphs import RawGraph, RawOp
+from shardscope.compile.explain.frames import Frame, FrameLog, RawGraph, RawOp, function_name
 from shardscope.compile.explain.guards import clean_guard, is_users
 from shardscope.record import (
     CompiledGraph,

@@ -29,8 +29,7 @@ from shardscope.compile.call_state import preserved_call_state
 from shardscope.compile.explain.assemble import is_traced_without_break
 from shardscope.compile.explain.break_sites import Sites
 from shardscope.compile.explain.explain import compile_lock, run_as_it_is
-from shardscope.compile.explain.frames import Frame, FrameLog
-from shardscope.compile.explain.graphs import list_targets
+from shardscope.compile.explain.frames import Frame, FrameLog, list_targets
 
 
 @final

@@ -16,15 +16,16 @@ import torch
 
 import repro_backends as backends
 from repro_scripts import WRONG, assert_tidy, capture, load
-from shardscope.compile.diagnose.accuracy.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult, make_signature
 from shardscope.compile.diagnose.repro import user_code as backend_module
-from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
+from shardscope.compile.diagnose.repro.entire_function import FunctionCall, write_entire_function
 from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.repro.variant import Change, Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
-from shardscope.compile.diagnose.repro_writer import VerificationResult, verify
+from shardscope.compile.diagnose.repro_writer import verify
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun
 from shardscope.record import Condition, Stage
 from warm_python import run_python
 
@@ -52,13 +53,13 @@ def subgraph() -> Subgraph:
     return capture(relu_of_sine, X.clone().requires_grad_())
 
 
-def fail(error: Exception, condition: Condition) -> Outcome:
-    return Outcome(condition, error=str(error), signature=make_signature(error))
+def fail(error: Exception, condition: Condition) -> CheckResult:
+    return CheckResult(condition, error=str(error), signature=make_signature(error))
 
 
-FAILURES: dict[str, tuple[Callable[..., Any], Outcome]] = {
+FAILURES: dict[str, tuple[Callable[..., Any], CheckResult]] = {
     "wrong result": (backends.shifted, WRONG),
-    "nan": (backends.gives_nan, Outcome(Condition.NAN)),
+    "nan": (backends.gives_nan, CheckResult(Condition.NAN)),
     "compile error": (
         backends.fails_to_compile,
         fail(backends.BackendError("no relu for graph 12"), Condition.COMPILE_ERROR),
@@ -67,8 +68,8 @@ FAILURES: dict[str, tuple[Callable[..., Any], Outcome]] = {
         backends.fails_to_run,
         fail(ValueError("cannot run with 7 inputs"), Condition.RUNTIME_ERROR),
     ),
-    "crash": (backends.crashes, Outcome(Condition.CRASH)),
-    "hang": (backends.hangs, Outcome(Condition.HANG)),
+    "crash": (backends.crashes, CheckResult(Condition.CRASH)),
+    "hang": (backends.hangs, CheckResult(Condition.HANG)),
 }
 
 
@@ -86,7 +87,7 @@ def test_a_script_shows_its_failure_in_a_fresh_process(subgraph: Subgraph, tmp_p
     folder = tmp_path / 'it\'s "here"'
     path = write_repro(subgraph, Compiler(backends.shifted), WRONG, folder=folder)
     verified = verify(path, outcome=WRONG)
-    assert verified.is_same, verified.output
+    assert verified is None, verified
     assert [path.name for path in folder.iterdir()] == ["repro.py"]
 
 
@@ -202,7 +203,7 @@ def test_a_script_exits_with_0_where_nothing_is_wrong_and_with_2_on_another_erro
 def test_a_nondeterministic_backend_is_detected(
     subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = Outcome(Condition.NONDETERMINISTIC)
+    outcome = CheckResult(Condition.NONDETERMINISTIC)
     path = write_repro(subgraph, Compiler(backends.is_restless), outcome, folder=tmp_path)
     assert run_here(path, monkeypatch) == 1
     path = write_repro(subgraph, Compiler(backends.shifted), outcome, folder=tmp_path)
@@ -212,9 +213,9 @@ def test_a_nondeterministic_backend_is_detected(
 def make_check(bad: Callable[[Subgraph], bool]) -> tuple[list[Subgraph], Any]:
     subgraphs: list[Subgraph] = []
 
-    def check(subgraph: Subgraph, compiler: Compiler) -> Outcome:
+    def check(subgraph: Subgraph, compiler: Compiler) -> CheckResult:
         subgraphs.append(subgraph)
-        return WRONG if bad(subgraph) else Outcome(Condition.FINE)
+        return WRONG if bad(subgraph) else CheckResult(Condition.FINE)
 
     return subgraphs, check
 
@@ -267,7 +268,7 @@ def test_a_smaller_program_that_passes_is_printed_beside_the_one_that_fails(
 
 
 def test_a_check_that_fails_counts_as_not_passing(subgraph: Subgraph) -> None:
-    def check(subgraph: Subgraph, compiler: Compiler) -> Outcome:
+    def check(subgraph: Subgraph, compiler: Compiler) -> CheckResult:
         raise RuntimeError("no double precision here")
 
     variant = find_passing(subgraph, compiler=Compiler("inductor"), check_accuracy=check)
@@ -278,7 +279,7 @@ PASSES = (0, "passes\n")
 
 
 def runner_that_gives(failing: tuple[int | None, str], passing: tuple[int, str]) -> Any:
-    return lambda path, arguments: passing if arguments else failing
+    return lambda path, arguments: ScriptRun(*(passing if arguments else failing))
 
 
 @pytest.mark.parametrize(
@@ -301,8 +302,8 @@ def test_only_the_same_failure_with_a_variant_that_passes_verifies_a_script(
         subgraph, Compiler(backends.shifted), WRONG, folder=tmp_path, passing=variant
     )
     verified = verify(path, outcome=WRONG, runner=runner_that_gives(*results))
-    subgraphs = results[0] if is_same or results[1] == PASSES else results[1]
-    assert verified == VerificationResult(is_same, *subgraphs)
+    unlike = results[0] if results[1] == PASSES else results[1]
+    assert verified == (None if is_same else ScriptRun(*unlike))
 
 
 HOSTILE = 'x"""\n\r\x0c\x85\u2028\u202eimport os; os._exit(3)\n# -*- coding: latin-1 -*-\n\'\ud800'
@@ -313,7 +314,9 @@ def test_nothing_in_names_paths_or_messages_becomes_code(
 ) -> None:
     for node in subgraph.graph.graph.nodes:
         node.meta["stack_trace"] = f'  File "{HOSTILE}.py", line 3, in f\n    {HOSTILE}\n'
-    outcome = Outcome(Condition.RUNTIME_ERROR, HOSTILE, error=HOSTILE, signature=f"E: {HOSTILE}")
+    outcome = CheckResult(
+        Condition.RUNTIME_ERROR, HOSTILE, error=HOSTILE, signature=f"E: {HOSTILE}"
+    )
     path = write_repro(
         subgraph,
         Compiler(backends.shifted),
@@ -392,7 +395,7 @@ def test_a_function_with_a_name_of_the_scripts_is_copied_with_its_helpers(
     make_module(tmp_path, other, "def helper(n):\n    return n * 2\n")
     function = getattr(make_module(tmp_path, own, NAMED.format(other=other, name=name)), name)
     path = write_entire_function(
-        Call(function, (torch.ones(2),), {}),
+        FunctionCall(function, (torch.ones(2),), {}),
         Compiler("eager"),
         WRONG,
         folder=tmp_path / "found",

@@ -7,95 +7,100 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.subgraph.runs import Result
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
+from shardscope.compile.diagnose.subgraph import RunValues
 from shardscope.numerics import Values, Verdict, compare, find_distance
 from shardscope.record import Condition, Phase
 
-Part = Callable[[Result], Values]
+Part = Callable[[RunValues], Values]
 _NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
-_EACH_TIME = "; the wrong numbers differ from run to run"
-_NUM_AGAIN = 5
-_NUM_TWICE = 2  # further runs, each of which may agree by coincidence
+_UNSTABLE_NUMBERS = "; the wrong numbers differ from run to run"
+_NUM_EAGER_RERUNS = 5
+_NUM_COMPILED_RERUNS = 2  # further runs, each of which may agree by coincidence
 _FORWARD = Phase.FORWARD
-_SPREAD = 2.0  # how many times the spread of eager runs a compiled run may deviate
-_OF_ITS_ERROR = 0.1  # of its error: a wrong result that changes less counts as the same
+_MAX_SPREADS = 2.0  # how many times the spread of eager runs a compiled run may deviate
+_MAX_ERROR_CHANGE = 0.1  # of its error: a wrong result that changes less counts as the same
 
 
 class Reference(Protocol):
     """Results of eager execution."""
 
     @property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         """The result without changes."""
 
     @property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         """The result in double precision; None if an op does not support it."""
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         """`count` results with perturbed rounding."""
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         """`count` further results without changes."""
 
 
-def compare_runs(compiled: Result, reference: Reference) -> Outcome:
+def compare_runs(compiled: RunValues, reference: Reference) -> CheckResult:
     """Compare one compiled run with eager execution: the first bad verdict as an outcome."""
-    best = Outcome(Condition.FINE)
+    best = CheckResult(Condition.FINE)
     for phase, verdict in _compare(compiled, reference):
         if verdict.condition.is_bad:
             doubt = "" if verdict.deviation is None or reference.exact else f" ({_NO_DOUBLE})"
             fact = verdict.fact + doubt
-            return Outcome(verdict.condition, fact, phase, deviation=verdict.deviation)
+            return CheckResult(verdict.condition, fact, phase, deviation=verdict.deviation)
         if verdict.condition is Condition.MORE_ACCURATE and best.condition is Condition.FINE:
-            best = Outcome(verdict.condition, verdict.fact, phase, deviation=verdict.deviation)
+            best = CheckResult(verdict.condition, verdict.fact, phase, deviation=verdict.deviation)
     return best
 
 
-def list_wrong(compiled: Result, reference: Reference) -> list[str]:
+def list_wrong(compiled: RunValues, reference: Reference) -> list[str]:
     """The names of all forward results that are wrong."""
     verdicts = [verdict for phase, verdict in _compare(compiled, reference) if phase is _FORWARD]
     return [verdict.name for verdict in verdicts if verdict.condition.is_bad]
 
 
 def check_determinism(
-    outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
-) -> Outcome:
+    outcome: CheckResult,
+    compiled: RunValues,
+    run_again: Callable[[], RunValues],
+    reference: Reference,
+) -> CheckResult:
     """The outcome of wrong results after further compiled and eager runs: wrong or
     nondeterministic.
     """
-    if _is_eagers_own(compiled, reference):
-        return Outcome(Condition.FINE, "eager execution gives different numbers each time too")
-    runs = [run_again() for _ in range(_NUM_TWICE)]
+    if _is_eager_nondeterminism(compiled, reference):
+        return CheckResult(Condition.FINE, "eager execution gives different numbers each time too")
+    runs = [run_again() for _ in range(_NUM_COMPILED_RERUNS)]
     if all(compare_runs(run, reference).is_bad for run in runs):
         is_different = any(_is_different_error(compiled, run, reference.eager) for run in runs)
-        return replace(outcome, fact=f"{outcome.fact}{_EACH_TIME}") if is_different else outcome
+        return (
+            replace(outcome, fact=f"{outcome.fact}{_UNSTABLE_NUMBERS}") if is_different else outcome
+        )
     fact = f"it is right when it is run again; at first {outcome.fact}"
-    return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
+    return CheckResult(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
 
 
 def check_second_run(
-    outcome: Outcome, first: Result, again: Result, reference: Reference
-) -> Outcome:
+    outcome: CheckResult, first: RunValues, again: RunValues, reference: Reference
+) -> CheckResult:
     """The outcome of correct results after a second compiled run."""
     if not _differs(first, again):
         return outcome
     second = compare_runs(again, reference)
-    if not second.is_bad or _is_eagers_own(again, reference):
+    if not second.is_bad or _is_eager_nondeterminism(again, reference):
         return outcome
     fact = f"it is correct at first, but not when it is run again: {second.fact}"
-    return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
+    return CheckResult(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
 
 
-def _is_eagers_own(compiled: Result, reference: Reference) -> bool:
+def _is_eager_nondeterminism(compiled: RunValues, reference: Reference) -> bool:
     """Whether eager results differ between runs by as much as the compiled ones do."""
     return any(_differs(reference.eager, again) for again in reference.run_again(1)) and _is_within(
-        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
+        compiled, reference.eager, reference.run_again(_NUM_EAGER_RERUNS)
     )
 
 
-def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
+def _compare(compiled: RunValues, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
     """Verdicts on values, then on gradients, computed lazily: callers stop at the first bad one."""
     for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
 
@@ -109,7 +114,7 @@ def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Ve
             yield phase, verdict
 
 
-def _pair(first_run: Result, second_run: Result, part: Part) -> tuple[Values, Values]:
+def _pair(first_run: RunValues, second_run: RunValues, part: Part) -> tuple[Values, Values]:
     """The values of two runs; if a run is incomplete, only the values that both have."""
     if first_run.is_complete and second_run.is_complete:
         return part(first_run), part(second_run)
@@ -121,15 +126,15 @@ def _pair(first_run: Result, second_run: Result, part: Part) -> tuple[Values, Va
     return first, second
 
 
-def _values(result: Result) -> Values:
+def _values(result: RunValues) -> Values:
     return result.values
 
 
-def _gradients(result: Result) -> Values:
+def _gradients(result: RunValues) -> Values:
     return result.gradients
 
 
-def _differs(first_run: Result, second_run: Result) -> bool:
+def _differs(first_run: RunValues, second_run: RunValues) -> bool:
     return any(
         verdict.condition is not Condition.FINE
         for part in (_values, _gradients)
@@ -137,7 +142,7 @@ def _differs(first_run: Result, second_run: Result) -> bool:
     )
 
 
-def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool:
+def _is_within(compiled: RunValues, eager: RunValues, again: Sequence[RunValues]) -> bool:
     """Whether a run deviates from eager by no more than eager runs do from each other."""
     for part in (_values, _gradients):
         for name, eager_value in part(eager).items():
@@ -146,16 +151,16 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
             ]
             if name not in part(compiled) or not spread:
                 return False
-            if find_distance(part(compiled)[name], eager_value) > _SPREAD * max(spread):
+            if find_distance(part(compiled)[name], eager_value) > _MAX_SPREADS * max(spread):
                 return False
     return True
 
 
-def _is_different_error(first: Result, second: Result, eager: Result) -> bool:
+def _is_different_error(first: RunValues, second: RunValues, eager: RunValues) -> bool:
     """Whether two wrong runs are wrong in different ways."""
     return any(
         find_distance(part(second)[name], part(first)[name])
-        > _OF_ITS_ERROR * find_distance(part(first)[name], eager_value)
+        > _MAX_ERROR_CHANGE * find_distance(part(first)[name], eager_value)
         for part in (_values, _gradients)
         for name, eager_value in part(eager).items()
         if name in part(first) and name in part(second)

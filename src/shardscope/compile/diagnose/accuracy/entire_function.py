@@ -21,31 +21,34 @@ from shardscope.compile.call_state import (
     walk_call,
     walk_values,
 )
-from shardscope.compile.diagnose.accuracy.compare import check_determinism, compare_runs
-from shardscope.compile.diagnose.accuracy.judge import (
-    CompiledRunFailure,
+from shardscope.compile.diagnose.accuracy.check_result import (
+    CheckResult,
     describe_error,
     describe_text,
-    name_compiling,
-    resolve,
-)
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.outcome import (
-    Outcome,
     find_cause,
+    find_failing_line,
+    format_error,
+    make_eager_failure,
     make_signature,
     message_of,
 )
-from shardscope.compile.diagnose.accuracy.reference import format_error, make_eager_failure
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.compare import check_determinism, compare_runs
+from shardscope.compile.diagnose.accuracy.judge import (
+    CompiledRunFailure,
+    name_compiling,
+    resolve_backend,
+)
+from shardscope.compile.diagnose.subgraph import (
+    Compiler,
     PhaseCallback,
-    Result,
+    RunValues,
+    compute_gradients,
+    find_leaf,
     ignore_phase,
-    pull_back,
+    is_non_leaf,
+    make_non_leaf,
     synchronize_device,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.subgraph.values import find_leaf, is_computed, make_computed
 from shardscope.errors import ShardscopeError
 from shardscope.numerics import (
     RandomRounding,
@@ -70,7 +73,7 @@ def check_function_accuracy(
     *,
     report_phase: PhaseCallback = ignore_phase,
     seed: int = 0,
-) -> Outcome:
+) -> CheckResult:
     """Compile a function, run it, and return how it compares with eager execution.
 
     Resets dynamo before and after, so run it in a process of its own. Raises CompileError
@@ -83,7 +86,9 @@ def check_function_accuracy(
     return replace(outcome, notes=tuple(dict.fromkeys(runs.notes)))
 
 
-def _check_accuracy(runs: ProgramRuns, compiler: Compiler, report_phase: PhaseCallback) -> Outcome:
+def _check_accuracy(
+    runs: ProgramRuns, compiler: Compiler, report_phase: PhaseCallback
+) -> CheckResult:
     compiled_run = _CompiledRun(runs, compiler, report_phase)
     try:
         with patched_inductor(compiler.config):
@@ -100,9 +105,9 @@ def _check_accuracy(runs: ProgramRuns, compiler: Compiler, report_phase: PhaseCa
         torch.compiler.reset()
 
 
-def describe_missing_error(error: Exception, suspects: tuple[SuspectOp, ...]) -> Outcome:
+def describe_missing_error(error: Exception, suspects: tuple[SuspectOp, ...]) -> CheckResult:
     """The outcome of a function that raises an error which the compiled one does not raise."""
-    return Outcome(
+    return CheckResult(
         Condition.MISSING_ERROR,
         f"it returns, and eager execution raises {format_error(error)}",
         error=describe_text(error),
@@ -111,7 +116,7 @@ def describe_missing_error(error: Exception, suspects: tuple[SuspectOp, ...]) ->
     )
 
 
-def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
+def _compare_errors(error: BaseException, eager: EagerError) -> CheckResult:
     """The outcome of a function that raises both compiled and in eager execution.
 
     Errors of the same type or message count as equal: dynamo wraps some errors, and turns a failed
@@ -121,7 +126,7 @@ def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
     is_same = message_of(cause).strip() == message_of(eager.error).strip() != ""
     if is_compiling(cause) or isinstance(cause, type(eager.error)) or is_same:
         raise make_eager_failure(eager.error) from eager.error
-    return Outcome(
+    return CheckResult(
         Condition.DIFFERENT_ERROR,
         f"it raises {format_error(cause)}, and eager execution raises {format_error(eager.error)}",
         error=describe_text(cause),
@@ -130,16 +135,16 @@ def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
     )
 
 
-def _compare_runs(compiled_run: _CompiledRun, first: Result, compiler: Compiler) -> Outcome:
+def _compare_runs(compiled_run: _CompiledRun, first: RunValues, compiler: Compiler) -> CheckResult:
     outcome = compare_runs(first, compiled_run.runs)
     if outcome.condition not in (Condition.WRONG_RESULT, Condition.NAN):
         return outcome
-    if compiled_run.runs.uses_rng and _is_right_but_for_draws(compiled_run.runs, compiler):
-        return Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
+    if compiled_run.runs.uses_rng and _differs_only_in_random_numbers(compiled_run.runs, compiler):
+        return CheckResult(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
     return check_determinism(outcome, first, compiled_run.run, compiled_run.runs)
 
 
-def _compare_layouts(compiled: Result, eager: Result) -> list[str]:
+def _compare_layouts(compiled: RunValues, eager: RunValues) -> list[str]:
     """A note on each returned tensor whose strides or storage differ from eager execution."""
     return [
         f"{name} has {layout}, and {eager.layouts[name]} in eager execution. That is no error by "
@@ -168,7 +173,7 @@ def _describe_layouts(outputs: Sequence[NamedValue], state: Iterable[NamedValue]
     return layouts
 
 
-def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
+def _differs_only_in_random_numbers(runs: ProgramRuns, compiler: Compiler) -> bool:
     """Whether inductor is correct with eager's random numbers; other backends lack this option."""
     if compiler.backend != "inductor" or compiler.config.get("fallback_random"):
         return False
@@ -193,10 +198,10 @@ class _CompiledRun:
         self.runs = runs
         self._compiler = compiler
         self._report_phase = report_phase
-        self._backend = resolve(compiler)
+        self._backend = resolve_backend(compiler)
         self.phase = "compiling"
 
-    def run(self) -> Result:
+    def run(self) -> RunValues:
         """Compile and run a fresh copy; raises CompiledRunFailure."""
         torch.compiler.reset()
         self._enter_phase("compiling")
@@ -237,10 +242,10 @@ class ProgramRuns:
     def __init__(self, make: ProgramFactory, *, seed: int = 0) -> None:
         self._make = make
         self._seed = seed
-        self._perturbed: list[Result] = []
-        self._again: list[Result] = []
+        self._perturbed: list[RunValues] = []
+        self._again: list[RunValues] = []
         self._is_roundable = True
-        self._pulls_back = True  # compute gradients; False if eager execution cannot
+        self._with_backward = True  # compute gradients; False if eager execution cannot
         self.notes: list[str] = []  # on state that the last run could not compare
 
     @cached_property
@@ -249,18 +254,18 @@ class ProgramRuns:
         return self._run_eagerly if isinstance(self._run_eagerly, EagerError) else None
 
     @property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         """The result of eager execution."""
         if isinstance(self._run_eagerly, EagerError):
             raise make_eager_failure(self._run_eagerly.error) from self._run_eagerly.error
         return self._run_eagerly
 
     @cached_property
-    def _run_eagerly(self) -> Result | EagerError:
+    def _run_eagerly(self) -> RunValues | EagerError:
         try:
             return self.run()
         except Exception:  # noqa: BLE001 - not every result is differentiable
-            self._pulls_back = False
+            self._with_backward = False
         try:
             return self.run()
         except Exception as error:  # noqa: BLE001 - the compiled function should raise it too
@@ -275,7 +280,7 @@ class ProgramRuns:
         return find_failing_line(error)
 
     @cached_property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         """The result in double precision; None where an op does not support it."""
         try:
             return self.run(is_exact=True)
@@ -289,7 +294,7 @@ class ProgramRuns:
         self.run(context=watching)
         return watching.has_drawn
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         """Up to `count` results with perturbed rounding; fewer if such a run fails."""
         while len(self._perturbed) < count and self._is_roundable:
             try:
@@ -298,7 +303,7 @@ class ProgramRuns:
                 self._is_roundable = False
         return self._perturbed[:count]
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         """`count` further results of eager execution."""
         while len(self._again) < count:
             self._again.append(self.run())
@@ -311,7 +316,7 @@ class ProgramRuns:
         context: AbstractContextManager[Any] | None = None,
         is_exact: bool = False,
         report_phase: PhaseCallback = ignore_phase,
-    ) -> Result:
+    ) -> RunValues:
         """Create the function and run it, compiled by `compile` if given."""
         function, args, kwargs = self._make()
         with preserved_code_state(function):
@@ -330,7 +335,7 @@ class ProgramRuns:
 
     def _collect(
         self, outputs: Any, program: Program, leaves: dict[str, Tensor], report_phase: PhaseCallback
-    ) -> Result:
+    ) -> RunValues:
         """Results, state after the call, and gradients; gradients are computed unless the call did
         so.
         """
@@ -347,14 +352,14 @@ class ProgramRuns:
             if leaf.grad is not None
         }
         layouts = _describe_layouts(outputs_by_name, state)
-        if gradients or not self._pulls_back:
-            return Result(values, gradients, is_complete, layouts)
+        if gradients or not self._with_backward:
+            return RunValues(values, gradients, is_complete, layouts)
         report_phase("backward")
-        pulled = pull_back(
+        pulled = compute_gradients(
             {name: value for name, value in outputs_by_name if isinstance(value, Tensor)}, leaves
         )
         synchronize_device()
-        return Result(values, pulled, is_complete, layouts)
+        return RunValues(values, pulled, is_complete, layouts)
 
 
 def _find_leaves(*program: Any) -> dict[str, Tensor]:
@@ -373,7 +378,7 @@ def _widen(*program: Any) -> tuple[Any, Any]:
 
     def change(tensor: Tensor) -> Tensor:
         wide = to_fp64(tensor.detach()).requires_grad_(tensor.requires_grad)
-        return make_computed(wide) if is_computed(tensor) else wide
+        return make_non_leaf(wide) if is_non_leaf(tensor) else wide
 
     for module in _find_modules(function, args, kwargs):
         convert_model_to_fp64(module)

@@ -14,37 +14,34 @@ from torch import Tensor, fx
 
 from shardscope._torch.compiling import (
     find_backend,
-    is_compiling,
     patched_inductor,
     watched_compiles,
 )
 from shardscope._torch.snapshot import preserved_random_state
+from shardscope.compile.diagnose.accuracy.check_result import (
+    CheckResult,
+    describe_error,
+    format_error,
+)
 from shardscope.compile.diagnose.accuracy.compare import (
     check_determinism,
     check_second_run,
     compare_runs,
     list_wrong,
 )
-from shardscope.compile.diagnose.accuracy.error_hints import find_hints
-from shardscope.compile.diagnose.accuracy.op_locations import find_failing_line
-from shardscope.compile.diagnose.accuracy.outcome import (
-    Outcome,
-    find_cause,
-    make_signature,
-    message_of,
-)
-from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns, format_error
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns
+from shardscope.compile.diagnose.subgraph import (
+    Compiler,
     PhaseCallback,
-    Result,
+    RunValues,
+    Subgraph,
     copy_inputs,
     ignore_phase,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
 from shardscope.numerics import RngUseMode
-from shardscope.record import Condition, Phase
+from shardscope.record import Condition
 
 
 def freeze_rng_ops(subgraph: Subgraph, *, seed: int) -> Subgraph | None:
@@ -171,10 +168,11 @@ def _writes(node: fx.Node) -> bool:
 
 
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
-_MESSAGE = 4000  # characters of an error message that are stored
 _NUM_QUICK_RUNS = 3  # runs with perturbed rounding
 _MAX_REPLACED = 50  # values that are tried one after the other
-_SAME_DRAWS = {"fallback_random": True}  # Inductor draws the same random numbers as eager execution
+_SAME_RANDOM_NUMBERS = {
+    "fallback_random": True
+}  # Inductor draws the same random numbers as eager execution
 
 
 def check_accuracy(
@@ -183,20 +181,20 @@ def check_accuracy(
     *,
     report_phase: PhaseCallback = ignore_phase,
     seed: int = 0,
-) -> Outcome:
+) -> CheckResult:
     """Compile a subgraph, run it, and return how it compares with eager execution."""
     return AccuracyChecker(subgraph, seed=seed).check_accuracy(compiler, report_phase=report_phase)
 
 
-def quick_check(
+def check_forward_once(
     subgraph: Subgraph, compiler: Compiler, *, report_phase: PhaseCallback = ignore_phase
-) -> tuple[Outcome, dict[str, Any]]:
+) -> tuple[CheckResult, dict[str, Any]]:
     """Run the forward of a wrong subgraph once: the outcome and the wrong outputs in order."""
-    runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+    runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
     with preserved_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
-            result = _CompiledRun.make(runs, resolve(compiler), report_phase).run()
+            result = _CompiledRun.make(runs, resolve_backend(compiler), report_phase).run()
         except CompiledRunFailure as failure:
             return failure.outcome, {}
         wrong = list_wrong(result, runs)
@@ -208,7 +206,7 @@ def quick_check(
 
 def find_affecting_node(subgraph: Subgraph, values: Mapping[str, Any]) -> str:
     """The first node whose compiled value alone makes the results of the eager graph wrong."""
-    runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+    runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
     with preserved_random_state():
         for name, value in list(values.items())[:_MAX_REPLACED]:
             if _is_wrong_with(subgraph, runs, {name: value}):
@@ -227,10 +225,10 @@ def affects_results(
 
     True also if that cannot be determined, because the part raises or lacks an output.
     """
-    runs = SubgraphRuns(part, pulls_back=False)
+    runs = SubgraphRuns(part, with_backward=False)
     with preserved_random_state(), patched_inductor(compiler.config):
         try:
-            result = _CompiledRun.make(runs, resolve(compiler), report_phase).run()
+            result = _CompiledRun.make(runs, resolve_backend(compiler), report_phase).run()
         except CompiledRunFailure:
             return True
         (last,) = part.graph.graph.find_nodes(op="output")
@@ -242,7 +240,7 @@ def affects_results(
         if not names.keys() <= result.values.keys():  # a missing value shows nothing
             return True
         values = {node: result.values[output] for output, node in names.items()}
-        full_runs = SubgraphRuns(subgraph, pulls_back=False, max_perturbed=_NUM_QUICK_RUNS)
+        full_runs = SubgraphRuns(subgraph, with_backward=False, max_perturbed=_NUM_QUICK_RUNS)
         return _is_wrong_with(subgraph, full_runs, values)
 
 
@@ -278,12 +276,12 @@ class AccuracyChecker:
 
     def check_accuracy(
         self, compiler: Compiler, *, report_phase: PhaseCallback = ignore_phase
-    ) -> Outcome:
+    ) -> CheckResult:
         """The outcome of one compiler.
 
         Raises CompileError if the subgraph fails in eager execution.
         """
-        backend = resolve(compiler)
+        backend = resolve_backend(compiler)
         with preserved_random_state():
             _ = self._runs.eager
             with patched_inductor(compiler.config):
@@ -295,8 +293,8 @@ class AccuracyChecker:
                 return self._compare_runs(compiled_run, first, compiler)
 
     def _compare_runs(
-        self, compiled_run: _CompiledRun, first: Result, compiler: Compiler
-    ) -> Outcome:
+        self, compiled_run: _CompiledRun, first: RunValues, compiler: Compiler
+    ) -> CheckResult:
         runs = _with_unchanged(self._runs, first)
         outcome = compare_runs(first, runs)
         if outcome.condition not in _BY_VALUES:
@@ -314,8 +312,8 @@ class AccuracyChecker:
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
 
     def _check_second_run(
-        self, compiled_run: _CompiledRun, first: Result, outcome: Outcome
-    ) -> Outcome:
+        self, compiled_run: _CompiledRun, first: RunValues, outcome: CheckResult
+    ) -> CheckResult:
         """Compare a second run: CUDA graphs, for example, may be wrong from the second run on."""
         try:
             again = compiled_run.run()
@@ -324,11 +322,11 @@ class AccuracyChecker:
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
         return check_second_run(outcome, first, again, _with_unchanged(self._runs, again))
 
-    def _check_without_rng(self, compiler: Compiler, outcome: Outcome) -> Outcome | None:
+    def _check_without_rng(self, compiler: Compiler, outcome: CheckResult) -> CheckResult | None:
         """The outcome with equal random numbers in both runs; None if that cannot be arranged."""
-        rng_outcome = Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
+        rng_outcome = CheckResult(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
         if compiler.backend == "inductor" and not compiler.config.get("fallback_random"):
-            config = {**compiler.config, **_SAME_DRAWS}
+            config = {**compiler.config, **_SAME_RANDOM_NUMBERS}
             checked = self.check_accuracy(replace(compiler, config=config))
         else:
             frozen = freeze_rng_ops(self._runs.subgraph, seed=self._seed)
@@ -338,7 +336,7 @@ class AccuracyChecker:
         return replace(outcome, fact=checked.fact) if checked.is_bad else rng_outcome
 
 
-def resolve(compiler: Compiler) -> Callable[..., Any]:
+def resolve_backend(compiler: Compiler) -> Callable[..., Any]:
     """The backend as a function, with the arguments that torch.compile would pass to it."""
     try:
         return find_backend(
@@ -361,7 +359,7 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
 class CompiledRunFailure(Exception):  # noqa: N818 - it carries an outcome
     """Ends a compiled run with the outcome of an error that was raised."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: CheckResult) -> None:
         super().__init__(outcome.fact)
         self.outcome = outcome
 
@@ -394,7 +392,7 @@ class _CompiledRun:
             raise CompiledRunFailure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, report_phase)
 
-    def run(self) -> Result:
+    def run(self) -> RunValues:
         """Run the compiled subgraph; raises CompiledRunFailure."""
         self._enter_phase("running")
         try:
@@ -426,46 +424,26 @@ def name_compiling(is_backward: bool) -> str:
 
 def _compile(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     """The compiled graph; a graph with symbolic sizes is compiled through dynamo."""
-    if subgraph.has_open_sizes and _is_traceable(subgraph):
-        return _compile_open(subgraph, backend)
+    if subgraph.has_symbolic_sizes and _is_traceable(subgraph):
+        return _compile_symbolic(subgraph, backend)
     return backend(copy.deepcopy(subgraph.graph), copy_inputs(subgraph.inputs))
 
 
 def _is_traceable(subgraph: Subgraph) -> bool:
     """Whether dynamo can trace one of its own graphs, which may contain private ops."""
     try:
-        _compile_open(subgraph, run_as_it_is)(*copy_inputs(subgraph.inputs))
+        _compile_symbolic(subgraph, run_as_it_is)(*copy_inputs(subgraph.inputs))
     except Exception:  # noqa: BLE001 - then it is compiled with the fixed sizes of this call
         return False
     return True
 
 
-def _compile_open(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
+def _compile_symbolic(subgraph: Subgraph, backend: Callable[..., Any]) -> Any:
     """The graph compiled with symbolic sizes, which dynamo creates in the first call."""
     torch.compiler.reset()
     return torch.compile(
         copy.deepcopy(subgraph.graph), backend=backend, dynamic=True, fullgraph=True
     )
-
-
-def describe_error(error: BaseException, phase: str) -> Outcome:
-    """The outcome of an error in a phase: compiling, running or backward."""
-    is_compile_error = phase == "compiling" or is_compiling(error)
-    cause = find_cause(error)
-    return Outcome(
-        Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
-        f"{'compiling' if is_compile_error else 'running'} it fails: {format_error(cause)}",
-        Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
-        error=describe_text(cause),
-        signature=make_signature(error),
-        hints=find_hints(cause),
-        suspects=find_failing_line(error),
-    )
-
-
-def describe_text(error: BaseException) -> str:
-    """The type and the message of an error."""
-    return f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE]
 
 
 @final
@@ -474,27 +452,27 @@ class _RunsWithUnchangedInputs:
     """Eager runs, completed by the original values of inputs that only the compiled run changed."""
 
     runs: SubgraphRuns
-    result: Result
+    result: RunValues
 
     @property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         return self._add(self.runs.eager)
 
     @property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         exact = self.runs.exact
         return None if exact is None else self._add(exact)
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         return self.runs.run_perturbed(count)
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         return [self._add(result) for result in self.runs.run_again(count)]
 
-    def _add(self, result: Result) -> Result:
+    def _add(self, result: RunValues) -> RunValues:
         unchanged = self.runs.unchanged(self.result)
-        return Result({**unchanged, **result.values}, result.gradients) if unchanged else result
+        return RunValues({**unchanged, **result.values}, result.gradients) if unchanged else result
 
 
-def _with_unchanged(runs: SubgraphRuns, result: Result) -> _RunsWithUnchangedInputs:
+def _with_unchanged(runs: SubgraphRuns, result: RunValues) -> _RunsWithUnchangedInputs:
     return _RunsWithUnchangedInputs(runs, result)

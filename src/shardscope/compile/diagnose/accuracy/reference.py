@@ -10,17 +10,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from shardscope.compile.diagnose.accuracy.outcome import message_of
-from shardscope.compile.diagnose.subgraph.runs import (
+from shardscope.compile.diagnose.accuracy.check_result import make_eager_failure
+from shardscope.compile.diagnose.subgraph import (
     PhaseCallback,
-    Result,
+    RunValues,
+    Subgraph,
     copy_inputs,
     ignore_phase,
     name_inputs,
     run,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.errors import CompileError
 from shardscope.numerics import RandomRounding, RngUseMode, fp64_mode, is_changed, to_fp64
 
 Call = Callable[[Sequence[Any]], Any]
@@ -35,32 +34,32 @@ class SubgraphRuns:
         subgraph: Subgraph,
         *,
         seed: int = 0,
-        pulls_back: bool = True,
+        with_backward: bool = True,
         max_perturbed: int | None = None,
     ) -> None:
         self.subgraph = subgraph
         self._seed = seed
-        self._pulls_back = pulls_back  # gradients too
+        self._with_backward = with_backward  # gradients too
         self._max_perturbed = max_perturbed  # runs with perturbed rounding; None: no limit
-        self._perturbed: list[Result] = []
-        self._again: list[Result] = []
+        self._perturbed: list[RunValues] = []
+        self._again: list[RunValues] = []
         self._is_roundable = True
         self._changed: set[str] | None = None  # inputs that eager execution changes
 
     @cached_property
-    def eager(self) -> Result:
+    def eager(self) -> RunValues:
         """The result of eager execution."""
         try:
             return self.run(self._run_graph)
         except Exception:  # noqa: BLE001 - not every result is differentiable
-            self._pulls_back = False
+            self._with_backward = False
         try:
             return self.run(self._run_graph)
         except Exception as error:
             raise make_eager_failure(error) from error
 
     @cached_property
-    def exact(self) -> Result | None:
+    def exact(self) -> RunValues | None:
         """The result in double precision; None where an op does not support it."""
         _ = self.eager  # determines which inputs are changed in place
         try:
@@ -75,7 +74,7 @@ class SubgraphRuns:
         self.run(self._run_graph, watching)
         return watching.has_drawn
 
-    def run_perturbed(self, count: int) -> Sequence[Result]:
+    def run_perturbed(self, count: int) -> Sequence[RunValues]:
         """Up to `count` results with perturbed rounding; fewer if such a run fails."""
         count = count if self._max_perturbed is None else min(count, self._max_perturbed)
         while len(self._perturbed) < count and self._is_roundable:
@@ -86,7 +85,7 @@ class SubgraphRuns:
                 self._is_roundable = False
         return self._perturbed[:count]
 
-    def run_again(self, count: int) -> Sequence[Result]:
+    def run_again(self, count: int) -> Sequence[RunValues]:
         """`count` further results of eager execution."""
         while len(self._again) < count:
             self._again.append(self.run(self._run_graph))
@@ -99,7 +98,7 @@ class SubgraphRuns:
         *,
         change: Callable[[Tensor], Tensor] | None = None,
         report_phase: PhaseCallback = ignore_phase,
-    ) -> Result:
+    ) -> RunValues:
         """Run `call` on copies of the subgraph's inputs."""
         originals = self.subgraph.inputs
         inputs = copy_inputs(originals) if change is None else copy_inputs(originals, change)
@@ -109,10 +108,10 @@ class SubgraphRuns:
                 inputs,
                 seed=self._seed,
                 with_gradients=self.subgraph.with_gradients,
-                pulls_back=self._pulls_back,
+                with_backward=self._with_backward,
                 report_phase=report_phase,
             )
-        return Result({**result.values, **self._find_changed(inputs)}, result.gradients)
+        return RunValues({**result.values, **self._find_changed(inputs)}, result.gradients)
 
     def _find_changed(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
         """Inputs that a run changed in place, and those that eager execution changes."""
@@ -126,7 +125,7 @@ class SubgraphRuns:
             _name_changed_input(name): after[name].detach() for name in after if name in watched
         }
 
-    def unchanged(self, result: Result) -> dict[str, Tensor]:
+    def unchanged(self, result: RunValues) -> dict[str, Tensor]:
         """The original values of inputs that only `result`, and not eager execution, changed."""
         before = name_inputs(self.subgraph.inputs)
         return {
@@ -150,17 +149,3 @@ class SubgraphRuns:
 
 def _name_changed_input(name: str) -> str:
     return f"{name}, changed in place"
-
-
-def make_eager_failure(error: BaseException) -> CompileError:
-    """The error to raise for a function that fails in eager execution."""
-    return CompileError(
-        f"the function itself fails in eager mode ({format_error(error)}). Fix that first."
-    )
-
-
-def format_error(error: BaseException, *, limit: int = 300) -> str:
-    """The type of an error and the first line of its message."""
-    text = message_of(error).strip()
-    first = text.splitlines()[0] if text else ""
-    return f"{type(error).__name__}: {first[:limit]}" if first else type(error).__name__

@@ -12,24 +12,23 @@ from typing import Any, final
 
 import torch
 
-from shardscope.compile.diagnose.accuracy.outcome import NUMBERS, Outcome
+from shardscope.compile.diagnose.accuracy import NUMBERS, CheckResult
 from shardscope.compile.diagnose.repro.print_values import print_inputs
-from shardscope.compile.diagnose.repro.script import STATE, Case, assemble
 from shardscope.compile.diagnose.repro.user_code import (
     Compilation,
     Definitions,
     pickle_into,
     print_compilation,
 )
-from shardscope.compile.diagnose.repro.write import print_header, save_script
+from shardscope.compile.diagnose.repro.write import STATE, Case, assemble, print_header, save_script
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Stage
 
 
 @final
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A function with its arguments."""
 
     function: Callable[..., Any]
@@ -44,9 +43,9 @@ class Call:
 
 
 def write_entire_function(
-    call: Call,
+    call: FunctionCall,
     compiler: Compiler,
-    outcome: Outcome,
+    outcome: CheckResult,
     *,
     folder: Path,
     title: str,
@@ -57,7 +56,7 @@ def write_entire_function(
     """Write `folder/repro.py`, and a file beside it for values that are not written as source."""
     definitions = Definitions()
     compilation = print_compilation(
-        compiler, "compile_f", definitions, has_open_sizes=False, is_full_graph=False
+        compiler, "compile_f", definitions, has_symbolic_sizes=False, is_full_graph=False
     )
     try:
         lines = _print_source(call, definitions, compilation)
@@ -80,7 +79,9 @@ def write_entire_function(
     return save_script(text, compilation.saved, folder)
 
 
-def _print_source(call: Call, definitions: Definitions, compilation: Compilation) -> list[str]:
+def _print_source(
+    call: FunctionCall, definitions: Definitions, compilation: Compilation
+) -> list[str]:
     function = definitions.refer(call.function)
     positional = [f"x{position}" for position in range(len(call.args))]
     names = [*positional, *call.kwargs]
@@ -98,7 +99,7 @@ def _print_source(call: Call, definitions: Definitions, compilation: Compilation
     ]
 
 
-def _print_pickled(call: Call, compilation: Compilation) -> list[str]:
+def _print_pickled(call: FunctionCall, compilation: Compilation) -> list[str]:
     program = (call.function, tuple(call.args), dict(call.kwargs))
     text = pickle_into(program, "program", compilation)
     return [

@@ -30,7 +30,11 @@ from shardscope.compile.diagnose.repro.literals import (
     wrap_call,
 )
 from shardscope.compile.diagnose.repro.user_code import Definitions
-from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, format_target, module_of
+from shardscope.compile.diagnose.subgraph.op_names import (
+    NotPrintable,
+    format_target,
+    module_to_import,
+)
 
 Refer = Callable[[Any], str]
 _NUM_FLEX_ARGUMENTS = 7
@@ -38,7 +42,7 @@ _NUM_FLEX_ARGUMENTS = 7
 
 @final
 @dataclass
-class Call:
+class FormattedCall:
     """A function and its arguments as source; for an autograd function, its class as well."""
 
     function: str
@@ -47,25 +51,29 @@ class Call:
     notes: list[str] = field(default_factory=list)
 
 
-def format_call(node: fx.Node, args: list[str], kwargs: dict[str, str], refer: Refer) -> Call:
+def format_call(
+    node: fx.Node, args: list[str], kwargs: dict[str, str], refer: Refer
+) -> FormattedCall:
     """The call of a higher-order op with formatted arguments; `refer` names other functions."""
     name = node.target.name()  # type: ignore[union-attr]
     named = [f"{key}={value}" for key, value in kwargs.items()]
     if name == "cond":
-        return Call("torch.cond", [*args, *named])
+        return FormattedCall("torch.cond", [*args, *named])
     if name == "tag_activation_checkpoint":
         return _format_checkpoint(node, [*args, *named], refer)
     if name == "invoke_subgraph":
-        return Call(f"torch.compiler.nested_compile_region({args[0]})", [*args[2:], *named])
+        return FormattedCall(
+            f"torch.compiler.nested_compile_region({args[0]})", [*args[2:], *named]
+        )
     if name == "autograd_function_apply":
-        return Call("NAME.apply", args[2:], _format_class(node, *args[:2]))
+        return FormattedCall("NAME.apply", args[2:], _format_class(node, *args[:2]))
     if name == "flex_attention":  # dynamo adds the tensors that its functions read
         args = args[:_NUM_FLEX_ARGUMENTS]
-    return Call(format_target(node.target), [*args, *named])
+    return FormattedCall(format_target(node.target), [*args, *named])
 
 
-def _format_checkpoint(node: fx.Node, parts: list[str], refer: Refer) -> Call:
-    call = Call("torch.utils.checkpoint.checkpoint", parts)
+def _format_checkpoint(node: fx.Node, parts: list[str], refer: Refer) -> FormattedCall:
+    call = FormattedCall("torch.utils.checkpoint.checkpoint", parts)
     policy = checkpoint_policy(_body_of(node))
     if policy is not None:
         try:
@@ -359,7 +367,7 @@ class _Printer:
             text = format_target(target)
         except NotPrintable:
             return self._definitions.refer(target)
-        self._definitions.add_import(module_of(text))
+        self._definitions.add_import(module_to_import(text))
         return text
 
     def _format_higher_order(self, node: fx.Node) -> tuple[str, list[str]]:
@@ -371,7 +379,7 @@ class _Printer:
             self._program.lines += [line.replace("NAME", name) for line in call.class_lines]
             self._program.lines += ["", ""]
             return f"{name}.apply", call.parts
-        self._definitions.add_import(module_of(call.function))
+        self._definitions.add_import(module_to_import(call.function))
         self._program.notes += call.notes
         return call.function, call.parts
 

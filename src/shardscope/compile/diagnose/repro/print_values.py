@@ -14,7 +14,7 @@ from torch import nn
 from shardscope._torch.compiling import list_marks
 from shardscope.compile.diagnose.repro.literals import format_value, wrap_numbers
 from shardscope.compile.diagnose.repro.user_code import Definitions
-from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, module_of
+from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, module_to_import
 
 MAX_ELEMENTS = 64
 """More numbers than this nobody reads: they go into a file."""
@@ -250,7 +250,7 @@ class _Writer:
     def _mark(self, tensor: torch.Tensor, name: str) -> None:
         """Mark the dims as dynamic that the user has marked."""
         for function, dim in list_marks(tensor):
-            self._definitions.add_import(module_of(function))
+            self._definitions.add_import(module_to_import(function))
             self._add(f"{function}({name}, {dim})")
 
     def _format(self, value: Any, position: int, name: str) -> str:

@@ -23,14 +23,14 @@ from shardscope.compile.diagnose.repro.literals import (
     format_value,
     wrap_call,
 )
+from shardscope.compile.diagnose.subgraph import Compiler
 from shardscope.compile.diagnose.subgraph.op_names import (
     NotPrintable,
     format_target,
     is_importable,
-    module_of,
+    module_to_import,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
-from shardscope.compile.diagnose.worker.by_value import pickle_for_script
+from shardscope.compile.diagnose.worker import pickle_for_script
 
 _MOST_DEFINITIONS = 40
 _MOST_CHARACTERS = 20_000
@@ -56,7 +56,7 @@ class Definitions:
     def import_for_literal(self, text: str) -> None:
         """Import the modules that a literal refers to, such as those of enums."""
         for name in _MODULES_IN_LITERALS.findall(text):
-            self.add_import(module_of(name))
+            self.add_import(module_to_import(name))
 
     def define(self, value: Any, requested: str = "") -> str:
         """Define a function, class or constant in the script, and return its name."""
@@ -105,7 +105,7 @@ class Definitions:
     def _alias(self, name: str, path: str) -> None:
         if name == path:
             return
-        self.add_import(module_of(path))
+        self.add_import(module_to_import(path))
         self.lines += [f"{name} = {path}", ""]
 
     def _format_partial(self, value: functools.partial[Any]) -> str:
@@ -136,7 +136,7 @@ class Definitions:
             return self._format_partial(value)
         if is_importable(value):
             path = format_target(value)
-            self.add_import(module_of(path))
+            self.add_import(module_to_import(path))
             return path
         name = self.define(value)
         return self._find_alias(name) if name in self.names.replacements() else name
@@ -283,7 +283,7 @@ def print_compilation(
     name: str,
     definitions: Definitions,
     *,
-    has_open_sizes: bool,
+    has_symbolic_sizes: bool,
     is_full_graph: bool = True,
 ) -> Compilation:
     """The function `name`, which compiles as `compiler` does.
@@ -302,7 +302,7 @@ def print_compilation(
         parts.append(f"options={_format_options(options, compilation)}")
     if compiler.mode is not None:
         parts.append(f"mode={format_value(compiler.mode)}")
-    dynamic = True if has_open_sizes else compiler.dynamic
+    dynamic = True if has_symbolic_sizes else compiler.dynamic
     if dynamic is not None:
         parts.append(f"dynamic={dynamic}")
     if is_full_graph:

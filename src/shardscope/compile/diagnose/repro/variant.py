@@ -10,14 +10,14 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy import CheckResult
 from shardscope.compile.diagnose.repro.print_values import (
     MAX_ELEMENTS,
     SEED_LINE,
     find_groups,
     format_tensor,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
 from shardscope.compile.diagnose.worker.harness import (
     as_ones,
     in_double,
@@ -25,7 +25,7 @@ from shardscope.compile.diagnose.worker.harness import (
     without_gradient,
 )
 
-AccuracyCheck = Callable[[Subgraph, Compiler], Outcome]
+AccuracyCheck = Callable[[Subgraph, Compiler], CheckResult]
 
 
 class Change(StrEnum):
@@ -114,7 +114,7 @@ def _list_applicable(subgraph: Subgraph) -> list[Change]:
 
 @final
 @dataclass(frozen=True)
-class Recipe:
+class InputExpression:
     """An expression for an input, and its value."""
 
     text: str
@@ -123,7 +123,7 @@ class Recipe:
 
 def simplify(
     subgraph: Subgraph, still_fails: Callable[[tuple[Any, ...]], bool]
-) -> dict[int, Recipe]:
+) -> dict[int, InputExpression]:
     """Recipes for some of the inputs, by position; with at most two calls of `still_fails`."""
     for offer in (_offer_ones, _offer_short):
         recipes = dict(_list_recipes(subgraph, offer))
@@ -134,7 +134,7 @@ def simplify(
 
 def _list_recipes(
     subgraph: Subgraph, offer: Callable[[torch.Tensor], str | None]
-) -> Iterator[tuple[int, Recipe]]:
+) -> Iterator[tuple[int, InputExpression]]:
     """Recipes that are simpler than the current inputs; tensors that share memory are left as
     is.
     """
@@ -147,7 +147,7 @@ def _list_recipes(
                 continue
             text = offer(value)
             if text is not None and text != format_tensor(value):
-                yield position, Recipe(text, _restyle(eval(text, scope), value))
+                yield position, InputExpression(text, _restyle(eval(text, scope), value))
 
 
 def _can_be_simplified(value: Any) -> bool:
@@ -167,7 +167,7 @@ def _restyle(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_(like.requires_grad)
 
 
-def _apply(subgraph: Subgraph, recipes: dict[int, Recipe]) -> tuple[Any, ...]:
+def _apply(subgraph: Subgraph, recipes: dict[int, InputExpression]) -> tuple[Any, ...]:
     return tuple(
         recipes[position].value if position in recipes else value
         for position, value in enumerate(subgraph.inputs)

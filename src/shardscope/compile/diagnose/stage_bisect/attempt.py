@@ -1,5 +1,7 @@
-"""Runs an attempt with some compiler parts disabled, and finds the op of AOT autograd's
-graphs that causes the failure.
+"""Checks a subgraph with parts of the compiler disabled, and records what the compiler did.
+
+The process that compiles reports each part before it is applied, so that a crash or hang can be
+attributed to the last one.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -29,16 +31,16 @@ from shardscope._torch.inductor import (
     inductor_settings,
     without_caches,
 )
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.stage_bisect.toggles import (
+from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
+from shardscope.compile.diagnose.stage_bisect.bisect import (
     DECOMPOSITIONS,
-    Application,
-    Report,
+    StageFinding,
     StageToggles,
     is_by_numbers,
+    name_application,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.record import Phase
+from shardscope.compile.diagnose.subgraph import Compiler, Subgraph
+from shardscope.record import Phase, Stage
 
 _SEED = 17
 
@@ -47,9 +49,9 @@ def list_ops(aot: AotRun, *, is_backward: bool) -> Iterator[tuple[str, str]]:
     """Node names and ops of the graphs that AOT autograd passed to compilers, forward or
     backward.
     """
-    for handed in aot.handed:
-        if handed.is_backward == is_backward:
-            for node in handed.graph.graph.nodes:
+    for compiler_input in aot.handed:
+        if compiler_input.is_backward == is_backward:
+            for node in compiler_input.graph.graph.nodes:
                 if _can_be_compiled_alone(node):
                     yield node.name, str(node.target)
 
@@ -138,9 +140,9 @@ class _ValueRecorder(fx.Interpreter):
 def find_changed_op(aot: AotRun) -> str:
     """The first op of forward or backward whose value differs from the joint graph's."""
     # If the backend was called more than once, the last call counts.
-    graphs = [handed for handed in aot.handed if handed.inputs is not None][-2:]
+    graphs = [graph for graph in aot.handed if graph.inputs is not None][-2:]
     joint = _compute_joint(aot.joint, graphs)
-    changed = [op for handed in graphs for op in _changed_ops(handed, joint)]
+    changed = [op for compiler_input in graphs for op in _changed_ops(compiler_input, joint)]
     return changed[0] if joint and changed else ""
 
 
@@ -150,8 +152,10 @@ def _compute_joint(joint: fx.GraphModule | None, graphs: Sequence[CompilerInput]
         return {}
     inputs = {
         node.name: value
-        for handed in graphs
-        for node, value in zip(_placeholders(handed.graph), handed.inputs or (), strict=False)
+        for compiler_input in graphs
+        for node, value in zip(
+            _placeholders(compiler_input.graph), compiler_input.inputs or (), strict=False
+        )
     }
     names = [node.name for node in _placeholders(joint)]
     if not all(name in inputs for name in names):
@@ -160,10 +164,10 @@ def _compute_joint(joint: fx.GraphModule | None, graphs: Sequence[CompilerInput]
     return {node.name: value for node, value in values.items()}
 
 
-def _changed_ops(handed: CompilerInput, joint: Mapping[str, Any]) -> Iterator[str]:
-    assert handed.inputs is not None
-    direction = "backward" if handed.is_backward else "forward"
-    for node, value in _compute(handed.graph, handed.inputs).items():
+def _changed_ops(compiler_input: CompilerInput, joint: Mapping[str, Any]) -> Iterator[str]:
+    assert compiler_input.inputs is not None
+    direction = "backward" if compiler_input.is_backward else "forward"
+    for node, value in _compute(compiler_input.graph, compiler_input.inputs).items():
         if node.op != "call_function" or not is_overload(node.target):
             continue
         if node.name not in joint:
@@ -186,21 +190,21 @@ def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-AccuracyCheck = Callable[[Subgraph, Compiler], Outcome]
+AccuracyCheck = Callable[[Subgraph, Compiler], CheckResult]
 
 _SIGN_OF_INDUCTOR = "pre_grad_graph"  # requested once per graph, by Inductor only
 _KERNEL = re.compile(r"^(\w+) = async_compile\.", re.MULTILINE)
 
 
-def try_out(
+def check_with_parts_disabled(
     subgraph: Subgraph,
     compiler: Compiler,
     toggles: StageToggles,
     *,
     check_accuracy: AccuracyCheck,
     phase: Phase,
-) -> Report:
-    """Compile and run a subgraph with these toggles, without caches.
+) -> CheckResult:
+    """Check a subgraph with these toggles, without caches; the result has a log.
 
     `phase` is the phase in which the subgraph is known to fail.
     """
@@ -222,7 +226,7 @@ def try_out(
         outcome = check_accuracy(subgraph, compiler)
     ops = tuple(list_ops(aot, is_backward=is_backward))
     changed = find_changed_op(aot) if toggles.wants_changed_op and is_by_numbers(outcome) else ""
-    return replace(observer.report(outcome), ops=ops, changed_op=changed)
+    return replace(outcome, log=replace(observer.log(), ops=ops, changed_op=changed))
 
 
 def applies_to_graph(subsystem: str, step: AotStep) -> bool:
@@ -276,13 +280,53 @@ class _Observer:
         """Record the names of kernels in Inductor's generated code."""
         self._kernels += [(self.aot.step, name) for name in _KERNEL.findall(source)]
 
-    def report(self, outcome: Outcome) -> Report:
-        """The report on this attempt."""
-        return Report(
-            outcome,
+    def log(self) -> CompilerLog:
+        """What was recorded."""
+        return CompilerLog(
+            is_complete=True,
             num_graphs=self.aot.num_graphs,
             is_inductor=self._is_inductor,
             applications=tuple(self._applications),
             kernels=tuple(self._kernels),
             partition=self.aot.partition,
         )
+
+
+_STAGES = {
+    AotStep.TRACING: Stage.AOT,
+    AotStep.PARTITIONING: Stage.PARTITION,
+}
+_DECOMPOSITION = "decomposition of "
+
+
+@contextmanager
+def reported_stages(report_phase: Callable[[str], None]) -> Iterator[None]:
+    """Report each step of AOT autograd, and each part of Inductor that is applied in it."""
+    aot = AotRun(on_step=lambda step: report_phase(step.value))
+
+    def may_apply(subsystem: str, what: str) -> bool:
+        if applies_to_graph(subsystem, aot.step):
+            part = name_application(Application(subsystem, what, aot.step))
+            report_phase(f"{aot.step.value}: {part}")
+        return True
+
+    with watched_aot(aot), asked_for_parts(may_apply):
+        yield
+
+
+def finding_from_last_phase(last_phase: str) -> StageFinding:
+    """The stage of a process that crashed or hung after it reported `last_phase`."""
+    step, _, part = last_phase.partition(": ")
+    aot_step = {member.value: member for member in AotStep}.get(step)
+    stage = _STAGES.get(aot_step, Stage.BACKEND) if aot_step is not None else Stage.BACKEND
+    if stage is Stage.AOT and part.startswith(_DECOMPOSITION):
+        stage = Stage.DECOMPOSITION
+    return StageFinding(stage, part=part, phase=_phase_of(step), notes=_explain(part))
+
+
+def _phase_of(step: str) -> Phase:
+    return Phase.BACKWARD if "backward" in step else Phase.FORWARD
+
+
+def _explain(part: str) -> tuple[str, ...]:
+    return ("The part is the last that was started before the process ended.",) if part else ()

@@ -1,27 +1,129 @@
 """Finds the stage of the compiler that causes a failure, and the part of Inductor: a pass, a
 lowering, a setting or a kernel.
+
+The same subgraph is checked with different parts of the compiler disabled (`StageToggles`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.stage_bisect.attempt import AccuracyCheck, try_out
-from shardscope.compile.diagnose.stage_bisect.toggles import (
-    DECOMPOSITIONS,
-    LOWERINGS,
-    PASSES,
-    Application,
-    Ask,
-    Report,
-    StageBisector,
-    StageFinding,
-    StageToggles,
-)
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
-from shardscope.record import Stage
+from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
+from shardscope.record import Condition, Phase, Stage
+
+DECOMPOSITIONS = frozenset({"decomposition"})
+PASSES = frozenset({"pre_grad_passes", "joint_graph_passes", "post_grad_passes"})
+LOWERINGS = frozenset({"lowerings"})
+
+_NUMBERS = {Condition.WRONG_RESULT, Condition.NAN, Condition.NONDETERMINISTIC}
+_DEATHS = (Condition.CRASH, Condition.HANG)
+_MAX_APPLICATIONS = 1 << 16
+
+
+@final
+@dataclass(frozen=True)
+class StageToggles:
+    """Which parts of the compiler are enabled in an attempt."""
+
+    has_own_partition: bool = True  # otherwise torch's default partitioner
+    has_own_compilers: bool = True  # otherwise graphs run uncompiled
+    off: frozenset[str] = frozenset()  # disabled subsystems
+    limited: frozenset[str] = frozenset()  # subsystems with at most `limit` applications
+    limit: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # Inductor's
+    apart: tuple[str, ...] | None = None  # ops that are compiled, each alone; the rest is not
+    backend: str | None = None  # a backend to use instead
+    wants_ops: bool = False  # list the ops that AOT autograd passes to the failing compiler
+    wants_changed_op: bool = False  # compare forward and backward with the joint graph
+
+
+Ask = Callable[[StageToggles], CheckResult]
+"""Checks the failing subgraph with these toggles; the result has a log."""
+
+
+@final
+class StageBisector:
+    """Bisects a known failure over attempts with different toggles."""
+
+    def __init__(self, failure: CheckResult, ask: Ask) -> None:
+        self.failure = failure
+        self.num_queries = 0
+        self._ask = ask
+
+    def ask(self, toggles: StageToggles) -> CheckResult:
+        """The result of a check with these toggles."""
+        self.num_queries += 1
+        return self._ask(toggles)
+
+    def has_same_failure(self, result: CheckResult) -> bool:
+        """Whether a check failed in the same way as the known failure."""
+        return fails_the_same_way(result, self.failure)
+
+    def fails(self, toggles: StageToggles) -> bool:
+        """Whether an attempt with these toggles fails in the same way."""
+        return self.has_same_failure(self.ask(toggles))
+
+    def find_first(
+        self, toggles: StageToggles, subsystems: frozenset[str], *, unlimited: CheckResult
+    ) -> Application | None:
+        """The first application with which it fails, if it passes without any and fails with all.
+
+        `unlimited` is the result with all applications enabled; if the process died, their number
+        is unknown.
+        """
+        results: dict[int, CheckResult] = {}
+
+        def fails(limit: int) -> bool:
+            results[limit] = self.ask(replace(toggles, limited=subsystems, limit=limit))
+            return self.has_same_failure(results[limit])
+
+        applications = unlimited.log.applied(subsystems)
+        low, high = (0, len(applications)) if applications else _gallop(fails)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fails(middle) else (middle, high)
+        if not applications and low not in results:
+            fails(low)
+        # The first application that was disabled in the last attempt that passed.
+        applied = applications or results[low].log.applied(subsystems)
+        return applied[high - 1] if 0 < high <= len(applied) else None
+
+
+def _gallop(fails: Callable[[int], bool]) -> tuple[int, int]:
+    """Two limits of which only the higher one fails."""
+    low, high = 0, 1
+    while high < _MAX_APPLICATIONS and not fails(high):
+        low, high = high, high * 2
+    return low, high
+
+
+def is_by_numbers(outcome: CheckResult) -> bool:
+    """Whether a compiled program finished with wrong numbers."""
+    return outcome.condition in _NUMBERS
+
+
+def fails_the_same_way(first: CheckResult, second: CheckResult) -> bool:
+    """Whether both are the same failure; wrong numbers may be wrong in different ways."""
+    conditions = {first.condition, second.condition}
+    if conditions <= _NUMBERS:
+        return first.phase is second.phase
+    is_death = first.condition is second.condition and first.condition in _DEATHS
+    return is_death or (first.is_bad and first.is_same(second))
+
+
+@final
+@dataclass(frozen=True)
+class StageFinding:
+    """The stage that causes a failure, and the part of it if it is known."""
+
+    stage: Stage
+    part: str = ""
+    phase: Phase | None = None
+    notes: tuple[str, ...] = ()
+
 
 _CUDAGRAPHS = frozenset({"cudagraphs"})
 # Settings that bring Inductor closer to eager execution; tried one after the other.
@@ -70,7 +172,7 @@ def locate_in_inductor(bisector: StageBisector) -> _LocatedPart:
 
 
 def _locate_pass(
-    bisector: StageBisector, unlowered: StageToggles, unlimited: Report
+    bisector: StageBisector, unlowered: StageToggles, unlimited: CheckResult
 ) -> _LocatedPart:
     if bisector.fails(replace(unlowered, limited=PASSES, limit=0)):
         return "", ("It fails with all passes and lowerings of Inductor off.",)
@@ -79,22 +181,22 @@ def _locate_pass(
 
 
 def _locate_lowering(
-    bisector: StageBisector, careful: StageToggles, unlimited: Report
+    bisector: StageBisector, careful: StageToggles, unlimited: CheckResult
 ) -> _LocatedPart:
     application = bisector.find_first(careful, LOWERINGS, unlimited=unlimited)
     if application is None:
         return "", ()
-    kernels = _kernels_of(application, unlimited)
+    kernels = _kernels_of(application, unlimited.log)
     where = f", in kernel {' or '.join(kernels)}" if kernels else ""
     return name_application(application) + where, ()
 
 
-def _kernels_of(lowering: Application, report: Report) -> list[str]:
+def _kernels_of(lowering: Application, log: CompilerLog) -> list[str]:
     """The kernels that are named after the op, in the direction in which it was lowered."""
     op = re.escape(lowering.what.split(".")[1])
     named = [
         name
-        for step, name in report.kernels
+        for step, name in log.kernels
         if step is lowering.step and re.search(rf"_{op}(_|$)", name)
     ]
     return list(dict.fromkeys(named))  # the check may have compiled more than once
@@ -119,31 +221,14 @@ _TRACED = StageToggles(has_own_compilers=False, has_own_partition=False, off=PAS
 _BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
 
 
-def locate_stage(
-    subgraph: Subgraph, compiler: Compiler, *, outcome: Outcome, check_accuracy: AccuracyCheck
-) -> StageFinding:
-    """Find the stage in which a subgraph fails with `outcome`, in this process.
+def locate_stage(ask: Ask, *, outcome: CheckResult) -> StageFinding:
+    """Find the stage with checks that `ask` runs by `check_with_parts_disabled`.
 
-    `check_accuracy` compiles and runs a subgraph in this process. If that may kill the process, use
-    `locate_stage_by`.
-    """
-
-    def ask(toggles: StageToggles) -> Report:
-        return try_out(
-            subgraph, compiler, toggles, check_accuracy=check_accuracy, phase=outcome.phase
-        )
-
-    return locate_stage_by(ask, outcome=outcome)
-
-
-def locate_stage_by(ask: Ask, *, outcome: Outcome) -> StageFinding:
-    """Find the stage with attempts that `ask` runs, for example in another process by `try_out`.
-
-    For an attempt that killed its process, `ask` returns the outcome with `has_died`.
+    For a check that killed its process, `ask` returns a result without a log.
     """
     bisector = StageBisector(outcome, ask)
     eager = bisector.ask(_EAGER)
-    if not eager.has_died and not eager.num_graphs:
+    if eager.log.is_complete and not eager.log.num_graphs:
         finding = StageFinding(
             Stage.BACKEND, notes=("The backend does not get as far as AOT autograd.",)
         )
@@ -154,21 +239,22 @@ def locate_stage_by(ask: Ask, *, outcome: Outcome) -> StageFinding:
     return replace(finding, phase=outcome.phase)
 
 
-def _locate_before_compilers(bisector: StageBisector, eager: Report) -> StageFinding:
+def _locate_before_compilers(bisector: StageBisector, eager: CheckResult) -> StageFinding:
     """Locate a failure that shows although no graph is compiled by the backend."""
     traced = bisector.ask(_TRACED)
     if bisector.has_same_failure(traced):
         return _locate_in_tracing(bisector, traced)
     split = bisector.ask(_SPLIT)
     if bisector.has_same_failure(split):
-        part = f"{split.changed_op}, in {split.partition}" if split.changed_op else split.partition
+        op, partition = split.log.changed_op, split.log.partition
+        part = f"{op}, in {partition}" if op else partition
         return StageFinding(Stage.PARTITION, part=part)
     # It is correct without its pre-grad and joint-graph passes.
     application = bisector.find_first(replace(_EAGER, wants_ops=False), PASSES, unlimited=eager)
     return StageFinding(Stage.BACKEND, part=name_application(application) if application else "")
 
 
-def _locate_in_tracing(bisector: StageBisector, traced: Report) -> StageFinding:
+def _locate_in_tracing(bisector: StageBisector, traced: CheckResult) -> StageFinding:
     if not bisector.fails(_BARE):
         application = bisector.find_first(_TRACED, DECOMPOSITIONS, unlimited=traced)
         return StageFinding(
@@ -183,14 +269,14 @@ def _locate_in_tracing(bisector: StageBisector, traced: Report) -> StageFinding:
     return StageFinding(Stage.BACKEND, part="outside of AOT autograd", notes=(note,))
 
 
-def _locate_in_backend(bisector: StageBisector, eager: Report) -> StageFinding:
-    part, notes = locate_in_inductor(bisector) if eager.is_inductor else ("", ())
+def _locate_in_backend(bisector: StageBisector, eager: CheckResult) -> StageFinding:
+    part, notes = locate_in_inductor(bisector) if eager.log.is_inductor else ("", ())
     return StageFinding(Stage.BACKEND, part=part or _find_op(bisector, eager), notes=notes)
 
 
-def _find_op(bisector: StageBisector, eager: Report) -> str:
+def _find_op(bisector: StageBisector, eager: CheckResult) -> str:
     """The op that fails when the backend compiles each op alone; "" if none fails."""
-    ops = eager.ops
+    ops = eager.log.ops
     if len(ops) <= 1:
         return ops[0][1] if ops else ""
     names = tuple(name for name, _ in ops)

@@ -13,16 +13,16 @@ import torch
 from torch import fx, nn
 
 from shardscope._torch.storage import count_writes
-from shardscope.compile.diagnose.subgraph.runs import copy_inputs
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.units import Switches, split_into_steps
-from shardscope.compile.diagnose.subgraph.values import (
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    copy_inputs,
     copy_tensor,
     has_memory,
-    make_computed,
+    make_non_leaf,
     map_tensors,
     tensors_in,
 )
+from shardscope.compile.diagnose.subgraph.units import Switches, split_into_steps
 
 
 @final
@@ -98,7 +98,7 @@ class _Interpreter(fx.Interpreter):
         super().__init__(subgraph.graph, garbage_collect_values=False, graph=graph)
         self._state = copy_state(subgraph.graph, graph.nodes)
         with torch.set_grad_enabled(subgraph.with_gradients):
-            self.args_iter = iter([_leave_leaf(value) for value in copy_inputs(subgraph.inputs)])
+            self.args_iter = iter([_as_non_leaf(value) for value in copy_inputs(subgraph.inputs)])
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.env[node] = self.run_node(node)
@@ -108,10 +108,10 @@ class _Interpreter(fx.Interpreter):
         return self._state[target]
 
 
-def _leave_leaf(value: Any) -> Any:
+def _as_non_leaf(value: Any) -> Any:
     """A non-leaf copy of an input, because a program may not write to a leaf in place."""
     needs_gradient = isinstance(value, torch.Tensor) and value.requires_grad
-    return make_computed(value) if needs_gradient and torch.is_grad_enabled() else value
+    return make_non_leaf(value) if needs_gradient and torch.is_grad_enabled() else value
 
 
 def copy_state(root: nn.Module, nodes: Iterable[fx.Node]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _copy(value: Any) -> Any:
     return copy.deepcopy(value) if has_state else value
 
 
-_NOWHERE = -1  # number for tensors without accessible memory
+_NO_STORAGE = -1  # number for tensors without accessible memory
 
 
 @final
@@ -217,7 +217,7 @@ class EagerTrace:
         self._seed = seed
         self._num_bytes_left = max_bytes
         self._numbers: dict[int, int] = {}  # of storages, by address
-        self._versions: dict[int, int] = {_NOWHERE: 0}
+        self._versions: dict[int, int] = {_NO_STORAGE: 0}
         self._latest: dict[int, torch.UntypedStorage] = {}
         self._older: dict[tuple[int, int], torch.UntypedStorage] = {}  # contents before a write
         self.steps: list[TraceStep] = []
@@ -235,20 +235,20 @@ class EagerTrace:
         return frozenset(number for step in self.steps for number in step.writes)
 
     def copy_values(
-        self, wants: Collection[SnapshotRequest]
+        self, requests: Collection[SnapshotRequest]
     ) -> dict[SnapshotRequest, torch.Tensor]:
         """The requested tensors as they were, without gradients, each in new memory."""
         if self.has_all_values:
-            return {want: self._restore(want.snapshot) for want in wants}
+            return {request: self._restore(request.snapshot) for request in requests}
         copies: dict[SnapshotRequest, torch.Tensor] = {}
         by_step: dict[int, list[SnapshotRequest]] = {}
-        for want in wants:
-            by_step.setdefault(want.step, []).append(want)
+        for request in requests:
+            by_step.setdefault(request.step, []).append(request)
         with EagerRun(self._subgraph, seed=self._seed) as run:
             for index in range(max(by_step, default=-1) + 1):
-                for want in by_step.get(index, ()):
-                    tensors = list(tensors_in(run.values[want.node]))
-                    copies[want] = copy_tensor(tensors[want.position])
+                for request in by_step.get(index, ()):
+                    tensors = list(tensors_in(run.values[request.node]))
+                    copies[request] = copy_tensor(tensors[request.position])
                 run.execute(run.steps[index])
                 run.forget()
         return copies
@@ -276,7 +276,7 @@ class EagerTrace:
             for node in sources
             for tensor in tensors_in(run.values[node])
         }
-        reachable.pop(_NOWHERE, None)
+        reachable.pop(_NO_STORAGE, None)
         before = {number: _bytes_of(tensor).clone() for number, tensor in reachable.items()}
         num_writes = {number: count_writes(tensor) for number, tensor in reachable.items()}
         run.execute(nodes)
@@ -297,12 +297,12 @@ class EagerTrace:
 
     def _take_snapshot(self, tensor: torch.Tensor) -> TensorSnapshot:
         number = self._storage_number(tensor)
-        shape = tensor.detach() if number == _NOWHERE else MemoryLayout.of(tensor)
+        shape = tensor.detach() if number == _NO_STORAGE else MemoryLayout.of(tensor)
         return TensorSnapshot(number, self._versions[number], tensor.requires_grad, shape)
 
     def _storage_number(self, tensor: torch.Tensor) -> int:
         if not has_memory(tensor) or tensor.untyped_storage().data_ptr() == 0:
-            return _NOWHERE
+            return _NO_STORAGE
         storage = tensor.untyped_storage()
         number = self._numbers.setdefault(storage.data_ptr(), len(self._versions))
         if number not in self._versions:

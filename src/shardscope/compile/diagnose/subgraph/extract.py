@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,9 +21,13 @@ from shardscope.compile.diagnose.subgraph.eager_trace import (
     TraceStep,
     copy_state,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    is_non_leaf,
+    make_non_leaf,
+    map_leaves,
+)
 from shardscope.compile.diagnose.subgraph.units import Switches, is_call, serves_level
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed, map_leaves
 
 
 @final
@@ -186,12 +191,12 @@ class SubgraphBuilder:
         trace: EagerTrace,
         plan: ExtractionPlan,
         *,
-        exposes_all: bool = False,
+        outputs_all: bool = False,
     ) -> None:
         self._subgraph = subgraph
         self._trace = trace
         self._plan = plan
-        self._is_exposed = exposes_all
+        self._outputs_all = outputs_all
         self._graph = fx.Graph()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._inputs: dict[SubgraphInput, fx.Node] = {}
@@ -249,23 +254,23 @@ class SubgraphBuilder:
             if subgraph_input.request is not None
         ]
         copies = self._trace.copy_values(requests)
-        computed = self._find_computed()
+        computed = self._find_non_leaves()
         for subgraph_input in self._plan.inputs:
             if subgraph_input.request is None:
                 yield self._trace.results[subgraph_input.node]
                 continue
             leaf = copies[subgraph_input.request].requires_grad_(self._has_gradient(subgraph_input))
             yield (
-                make_computed(leaf)
+                make_non_leaf(leaf)
                 if leaf.requires_grad and subgraph_input.node in computed
                 else leaf
             )
 
-    def _find_computed(self) -> set[fx.Node]:
+    def _find_non_leaves(self) -> set[fx.Node]:
         """The placeholders whose values were non-leaf tensors."""
         placeholders = self._subgraph.graph.graph.find_nodes(op="placeholder")
         pairs = zip(placeholders, self._subgraph.inputs, strict=True)
-        return {node for node, value in pairs if isinstance(value, Tensor) and is_computed(value)}
+        return {node for node, value in pairs if isinstance(value, Tensor) and is_non_leaf(value)}
 
     def _has_gradient(self, subgraph_input: SubgraphInput) -> bool:
         return subgraph_input.requires_grad and self._subgraph.with_gradients
@@ -286,7 +291,7 @@ class SubgraphBuilder:
         is_read = any(user not in self._plan.kept_nodes for user in node.users)
         if node not in self._plan.sources:
             return
-        if isinstance(value, TensorSnapshot) and (is_read or self._is_exposed):
+        if isinstance(value, TensorSnapshot) and (is_read or self._outputs_all):
             yield self._copies[node]
         elif isinstance(value, tuple | list) and is_read:
             yield from self._unpack(self._copies[node], value)
@@ -306,6 +311,7 @@ def _make_unique_name(name: str, used_names: set[str]) -> str:
 
 
 _MAX_BYTES = 4 << 30
+_OUTPUT = re.compile(r"output (\d+)")
 
 
 @final
@@ -350,7 +356,7 @@ class RecordedGraph:
             sources_by_op.get(leader.name, {}).update(dict.fromkeys(names))
         return {name: tuple(sources) for name, sources in sources_by_op.items()}
 
-    def extract(self, keep: Collection[str], *, exposes_all: bool = False) -> Subgraph:
+    def extract(self, keep: Collection[str], *, outputs_all: bool = False) -> Subgraph:
         """The subgraph of exactly these ops, with the mode switches that they need.
 
         Its outputs are the values that other ops read, or every tensor that it computes.
@@ -365,9 +371,9 @@ class RecordedGraph:
         has_grad = self._subgraph.with_gradients
         kept_nodes |= self._switches.needed_by(nodes, frozenset(kept_nodes), has_grad=has_grad)
         plan = ExtractionPlan(self._trace, frozenset(kept_nodes))
-        return SubgraphBuilder(self._subgraph, self._trace, plan, exposes_all=exposes_all).build()
+        return SubgraphBuilder(self._subgraph, self._trace, plan, outputs_all=outputs_all).build()
 
-    def expose(self) -> Subgraph:
+    def output_all_values(self) -> Subgraph:
         """The same subgraph with every intermediate tensor as a further output.
 
         It shows errors that later ops hide, for example by multiplying with zero.
@@ -388,3 +394,23 @@ class RecordedGraph:
 
     def _is_tensor(self, node: fx.Node) -> bool:
         return is_call(node) and isinstance(self._trace.results.get(node), TensorSnapshot)
+
+
+def in_order(subgraph: Subgraph) -> Subgraph:
+    """The same subgraph with its outputs in the order in which they are computed."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in subgraph.graph.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    (last,) = subgraph.graph.graph.find_nodes(op="output")
+    output_nodes = set(last.all_input_nodes)
+    graph.output(tuple(copies[node] for node in copies if node in output_nodes))
+    return replace(subgraph, graph=fx.GraphModule(subgraph.graph, graph))
+
+
+def name_output(subgraph: Subgraph, output: str) -> str:
+    """The name of the node that returns `output 3`; empty if there is no such output."""
+    match = _OUTPUT.fullmatch(output)
+    (last,) = subgraph.graph.graph.find_nodes(op="output")
+    return str(last.args[0][int(match[1])].name) if match else ""

@@ -1,4 +1,4 @@
-"""Names of ops in source code: the public name in torch or Python."""
+"""Names of ops, for reports (with module and source line) and for source code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from functools import cache
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.dispatch import is_higher_order, is_overload
-from shardscope._torch.graph import is_packet
+from shardscope._torch.graph import EXITS, SETTERS, is_level_machinery, is_packet
+from shardscope.attribution.call_sites import user_source
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.explain.frames import function_name, module_of
 from shardscope.errors import CompileError
+from shardscope.record import Source, SuspectOp
 
 # Namespaces to search for an op, in order. Importing torch imports all of them.
 _NAMESPACES = (
@@ -105,7 +110,7 @@ def is_importable(target: Any) -> bool:
     return True
 
 
-def module_of(name: str) -> str:
+def module_to_import(name: str) -> str:
     """The module to import before a formatted name can be used; "" if `import torch` is enough."""
     parts = name.split(".")
     if parts[0] == "torch" and (
@@ -171,3 +176,39 @@ def _follow(module: str, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part, None)
     return value
+
+
+_SWITCHES = {*SETTERS, *EXITS, *EXITS.values()}
+
+
+def describe_ops(subgraph: Subgraph) -> tuple[SuspectOp, ...]:
+    """The ops of a subgraph in order, without ops that compute nothing."""
+    return tuple(
+        SuspectOp(
+            op=name_op(node),
+            module=module_of(node) or None,
+            source=_find_source(node),
+        )
+        for node in _list_ops(subgraph.graph)
+    )
+
+
+def _find_source(node: fx.Node) -> Source | None:
+    """The user's line behind a node, with the name of the function that the user wrote."""
+    source = user_source(node.meta.get("stack_trace") or "")
+    return source and replace(source, function=function_name(source.function))
+
+
+def _list_ops(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+    written = [node for node in nodes if not _is_support(node)]
+    return iter(written or nodes)
+
+
+def _is_support(node: fx.Node) -> bool:
+    """Whether the node computes nothing: it takes an item of a tuple, or switches a mode."""
+    return (
+        name_op(node) == "operator.getitem"
+        or node.target in _SWITCHES
+        or is_level_machinery(node.target)
+    )

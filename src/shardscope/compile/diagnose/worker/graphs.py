@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from shardscope._torch.fake import is_fake
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph import Subgraph
 from shardscope.errors import CompileError
 
 _PLAIN_META = ("custom", "stack_trace")
@@ -178,7 +178,7 @@ class SubgraphData:
     graph: GraphData
     inputs: tuple[Any, ...]
     with_gradients: bool
-    has_open_sizes: bool
+    has_symbolic_sizes: bool
 
 
 def describe_subgraph(subgraph: Subgraph) -> SubgraphData:
@@ -192,13 +192,13 @@ def describe_subgraph(subgraph: Subgraph) -> SubgraphData:
                 f"Call the function with tensors that have data."
             )
     inputs = tuple(concretize(value) for value in subgraph.inputs)
-    return SubgraphData(data, inputs, subgraph.with_gradients, subgraph.has_open_sizes)
+    return SubgraphData(data, inputs, subgraph.with_gradients, subgraph.has_symbolic_sizes)
 
 
 def build_subgraph(data: SubgraphData) -> Subgraph:
     """Build the subgraph from its data."""
     graph = build_graph(data.graph)
-    return Subgraph(graph, data.inputs, data.with_gradients, data.has_open_sizes)
+    return Subgraph(graph, data.inputs, data.with_gradients, data.has_symbolic_sizes)
 
 
 def _walk_attributes(data: GraphData) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """The functions that all repro scripts share; their source is pasted into the scripts.
 
 So they use nothing but torch, Python and each other; `check` is pasted from
-`numerics/standalone.py`, and `SessionClock` from `worker/session_clock.py`.
+`numerics/standalone.py`, and `SessionClock` from `worker/process.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from shardscope.compile.diagnose.worker.session_clock import SessionClock
+from shardscope.compile.diagnose.worker.process import SessionClock
 from shardscope.numerics import check
 
 __all__ = [

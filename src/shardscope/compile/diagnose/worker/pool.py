@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from shardscope._torch.inductor import FOR_WORKERS
+from shardscope._torch.preload import FOR_WORKERS
 from shardscope.compile.diagnose.worker.fork_server import ForkServer
 from shardscope.compile.diagnose.worker.process import Child, spawn
 from shardscope.compile.diagnose.worker.rpc import (
@@ -33,10 +33,10 @@ from shardscope.errors import CompileError, RemoteError, WorkerCrashed, WorkerHu
 # Not `-m`: the worker uses the `sys.path` of this process.
 _START = """
 import json, sys
-settings = json.loads(sys.argv[1])
-sys.path[:] = settings.pop("path")
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments.pop("path")
 from shardscope.compile.diagnose.worker.server import serve
-serve(int(sys.argv[2]), int(sys.argv[3]), **settings)
+serve(int(sys.argv[2]), int(sys.argv[3]), **arguments)
 """
 
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NoReturn, final
 
-from shardscope.compile.diagnose.worker.process import Child
-from shardscope.compile.diagnose.worker.session_clock import SessionClock
+from shardscope.compile.diagnose.worker.process import Child, SessionClock
 from shardscope.errors import WorkerCrashed, WorkerHung
 
 _HEAD = struct.Struct("<BI")

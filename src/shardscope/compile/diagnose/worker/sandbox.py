@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import final
 
-from shardscope._torch.inductor import cache_folder, header_folder
 from shardscope.errors import OutputError
 
 _SUBFOLDERS = {
@@ -155,7 +154,7 @@ _SCRATCH = "scratch"
 
 
 @final
-class Folder:
+class OutputFolder:
     """The output folder. Only files that a diagnosis wrote are ever removed."""
 
     def __init__(self, path: Path | None) -> None:
@@ -225,6 +224,9 @@ def seed_inductor_cache(sandbox: Sandbox) -> None:
 
     Files are named by hashes of their sources, so files that do not fit are not used.
     """
+    # Imports Inductor, which takes seconds: workers start before.
+    from shardscope._torch.inductor import cache_folder, header_folder
+
     with suppress(OSError):  # it is only slower without them
         for file in _find_isa_checks(cache_folder()):
             _copy(file, sandbox.inductor_cache / file.parent.name)

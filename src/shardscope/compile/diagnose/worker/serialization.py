@@ -29,8 +29,7 @@ from shardscope._torch.dispatch import (
     name_operator,
     registered_at,
 )
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed
+from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
 from shardscope.compile.diagnose.worker.by_value import ByValue, is_importable, reduce_code
 from shardscope.compile.diagnose.worker.graphs import build_subgraph, describe_subgraph
 from shardscope.errors import CompileError
@@ -38,7 +37,7 @@ from shardscope.errors import CompileError
 
 @final
 @dataclass(frozen=True, eq=False)
-class Memory:
+class StorageReference:
     """A storage; tensors that share it refer to the same object."""
 
     storage: torch.UntypedStorage
@@ -61,12 +60,12 @@ class Memory:
 
 
 @final
-class Memories:
+class StorageTable:
     """All storages of a message, each listed once."""
 
     def __init__(self) -> None:
-        self._memories: dict[tuple[str, int, int], Memory] = {}
-        self._empty: list[Memory] = []  # without an address, so never shared
+        self._references: dict[tuple[str, int, int], StorageReference] = {}
+        self._empty: list[StorageReference] = []  # without an address, so never shared
         self._stripped: dict[int, torch.Tensor] = {}
 
     def strip(self, values: Iterable[object]) -> None:
@@ -79,17 +78,17 @@ class Memories:
         if not _is_plain(tensor):
             return NotImplemented
         view = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
-        kind = (tensor.requires_grad, type(tensor) is nn.Parameter, is_computed(tensor))
+        kind = (tensor.requires_grad, type(tensor) is nn.Parameter, is_non_leaf(tensor))
         attached = {} if id(tensor) in self._stripped else dict(vars(tensor))
         memory = self._find(tensor.untyped_storage())
         return _view, (memory, *view, *kind, attached)
 
-    def _find(self, storage: torch.UntypedStorage) -> Memory:
+    def _find(self, storage: torch.UntypedStorage) -> StorageReference:
         if storage.nbytes() == 0:
-            self._empty.append(Memory(storage))
+            self._empty.append(StorageReference(storage))
             return self._empty[-1]
         key = (str(storage.device), storage.data_ptr(), storage.nbytes())
-        return self._memories.setdefault(key, Memory(storage))
+        return self._references.setdefault(key, StorageReference(storage))
 
 
 def allocate(device: str, data: Any) -> torch.UntypedStorage:
@@ -114,7 +113,7 @@ def _view(
     offset: int,
     requires_grad: bool,
     is_parameter: bool,
-    was_computed: bool,
+    was_non_leaf: bool,
     attached: Mapping[str, Any],
 ) -> torch.Tensor:
     with torch.no_grad():
@@ -124,8 +123,8 @@ def _view(
         tensor = nn.Parameter(tensor, requires_grad=requires_grad)
     else:
         tensor.requires_grad_(requires_grad)
-    if was_computed:
-        tensor = make_computed(tensor)
+    if was_non_leaf:
+        tensor = make_non_leaf(tensor)
     vars(tensor).update(attached)
     return tensor
 
@@ -244,11 +243,11 @@ class Payload:
     """The pickled object, followed by the memory of its tensors, which is not copied."""
 
     buffers: Sequence[Any]
-    memories: Memories  # the memory must stay alive until it is sent
+    storages: StorageTable  # the memory must stay alive until it is sent
 
     def copy(self) -> Payload:
         """A payload that does not change with the tensors."""
-        return Payload([bytes(buffer) for buffer in self.buffers], Memories())
+        return Payload([bytes(buffer) for buffer in self.buffers], StorageTable())
 
 
 def pack(value: object) -> Payload:
@@ -258,7 +257,7 @@ def pack(value: object) -> Payload:
         pickler = _Pickler(file, buffers, by_value)
         pickler.dump(value)
     # Not getbuffer(): Python 3.12.1 crashes when a BytesIO with a view of it is garbage in a cycle.
-    return Payload([file.getvalue(), *buffers], pickler.memories)
+    return Payload([file.getvalue(), *buffers], pickler.storages)
 
 
 def unpack(buffers: Sequence[Any]) -> Any:
@@ -287,19 +286,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no annotati
         self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], by_value: ByValue
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self.memories = Memories()
+        self.storages = StorageTable()
         self._by_value = by_value
 
     def reducer_override(self, value: Any) -> Any:
         """The reduction of `value`; `NotImplemented` leaves it to pickle."""
         if isinstance(value, torch.Tensor):
-            return self.memories.reduce(value)
+            return self.storages.reduce(value)
         if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
             return value.__reduce__()  # arrays from buffers would be read-only
-        if isinstance(value, Memory):
+        if isinstance(value, StorageReference):
             return allocate, (value.device, value.buffer())
         if isinstance(value, Subgraph):
-            self.memories.strip(value.inputs)
+            self.storages.strip(value.inputs)
             return build_subgraph, (describe_subgraph(value),)
         if is_operator(value):
             return build_operator, (describe_operator(value),)

@@ -1,4 +1,4 @@
-"""The worker's main loop: waits for calls, runs them, and replies."""
+"""The worker process: the functions that it runs (`runs_in_worker`), and its main loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from shardscope.compile.diagnose.worker.context import WorkerContext
 from shardscope.compile.diagnose.worker.rpc import Incoming, Kind, Message, frame, read_message
 from shardscope.compile.diagnose.worker.script_runner import end_with_parent
 from shardscope.compile.diagnose.worker.serialization import pack, unpack
@@ -30,6 +29,53 @@ _MAX_ERROR_BYTES = 1 << 20
 _LOOK_S = 0.5  # between two readings of the stacks
 _MAX_FRAMES = 50
 _DIGITS = re.compile(r"\d+")
+
+
+@final
+class WorkerContext:
+    """What a task knows of the worker process that it runs in.
+
+    Values in `store` are available to later tasks of the same process.
+    """
+
+    def __init__(self, send_phase: Callable[[str], None]) -> None:
+        self.store: dict[str, Any] = {}
+        self._send_phase = send_phase
+
+    def report_phase(self, phase: str) -> None:
+        """Report that a new phase begins, which has its own time limit."""
+        self._send_phase(phase)
+
+
+TaskT = TypeVar("TaskT", bound=Callable[..., object])
+TASKS: dict[str, Callable[..., object]] = {}
+"""The functions marked with `runs_in_worker`, by name."""
+
+
+def runs_in_worker(function: TaskT) -> TaskT:
+    """Mark a function as a task: it runs in the worker process, never in the user's process.
+
+    Its first argument is the worker's `WorkerContext`, the others are sent by the caller.
+    `WorkerClient` runs tasks only, and names are unique:
+
+        @runs_in_worker
+        def check_ops(context: WorkerContext, subset: OpSubset, compiler: Compiler): ...
+
+        client.run(check_ops, subset, compiler)  # compiled code runs in the worker
+    """
+    assert function.__name__ not in TASKS, f"there are two tasks called {function.__name__}"
+    TASKS[function.__name__] = function
+    return function
+
+
+def check_is_task(function: Callable[..., object]) -> None:
+    """Raise TypeError unless the function is marked with `runs_in_worker`."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if TASKS.get(name) is not function:
+        raise TypeError(
+            f"{name} is not a task of the worker. Mark it with @runs_in_worker, or call it in this "
+            "process."
+        )
 
 
 def serve(

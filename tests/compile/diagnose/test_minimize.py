@@ -9,7 +9,7 @@ import torch
 
 import diagnosed_models as models
 from home_workers import HomeWorkers
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
 from shardscope.compile.diagnose.minimize import MinimizedFailure, Minimizer
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.compile.diagnose.target import capture
@@ -33,7 +33,7 @@ def ask(workers: HomeWorkers, backend: Any) -> WorkerClient:
 
 
 def search(client: WorkerClient, backend: Any, *, budget: int = 100) -> MinimizedFailure:
-    graph_outcome = client.ask(OpSubset(0))
+    graph_outcome = client.check(OpSubset(0))
     minimizer = Minimizer(client, Compiler(backend), ProgressReporter(None, budget), budget=budget)
     empty_diagnosis = Diagnosis(
         rank=0, target="deep", backend="", condition=graph_outcome.condition, fact=""
@@ -73,25 +73,25 @@ def test_a_hang_is_traced_to_its_op_with_a_shorter_timeout_from_then_on(
 def test_each_subset_is_checked_once(workers: HomeWorkers) -> None:
     client = ask(workers, models.Adds("relu"))
     loaded = client._loaded[0]
-    first = client.ask(OpSubset(0))
-    assert client.ask(OpSubset(0, frozenset(loaded.ops))) is first
+    first = client.check(OpSubset(0))
+    assert client.check(OpSubset(0, frozenset(loaded.ops))) is first
     assert client.num_calls == 1
-    assert workers.calls.count("check") == 1
+    assert workers.calls.count("check_ops") == 1
 
 
 def test_subsets_that_cannot_be_checked_are_neither_right_nor_wrong(
     workers: HomeWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ask(workers, models.Adds("relu"))
-    client.ask(OpSubset(0))
-    original = WorkerClient.ask
+    client.check(OpSubset(0))
+    original = WorkerClient.check
 
-    def refuse_halves(self: WorkerClient, subset: OpSubset) -> Outcome:
+    def refuse_halves(self: WorkerClient, subset: OpSubset) -> CheckResult:
         if subset.keep is not None and len(subset.keep) in (3, 6):
             raise CompileError("without a compiler it fails as well")
         return original(self, subset)
 
-    monkeypatch.setattr(WorkerClient, "ask", refuse_halves)
+    monkeypatch.setattr(WorkerClient, "check", refuse_halves)
     failure = search(client, models.Adds("relu"))
     assert [suspect.op for suspect in failure.diagnosis.suspects] == ["torch.relu"]
 
@@ -102,7 +102,7 @@ def test_a_stage_that_cannot_be_found_is_a_note(
     def refuse(*_: Any, **__: Any) -> Any:
         raise CompileError("no way")
 
-    monkeypatch.setattr("shardscope.compile.diagnose.minimize.locate_stage_by", refuse)
+    monkeypatch.setattr("shardscope.compile.diagnose.minimize.locate_stage", refuse)
     failure = search(ask(workers, models.Adds("relu")), models.Adds("relu"))
     assert failure.diagnosis.stage is None
     assert failure.diagnosis.notes == ("Finding the stage failed (no way).",)

@@ -13,8 +13,7 @@ from torch import nn
 from compile_backends import after, eager, raises, wrong_backward
 from shardscope.compile.diagnose.accuracy.compare import _is_different_error, _is_within
 from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
-from shardscope.compile.diagnose.subgraph.runs import Result
-from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, RunValues
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Phase
 
@@ -214,9 +213,9 @@ def test_state_beyond_the_limit_of_a_walk_is_a_note_and_no_evidence(monkeypatch)
 
 
 def test_a_value_that_a_run_lacks_is_neither_right_nor_within_the_noise_of_eager_runs():
-    full = Result({"a": torch.ones(2)}, {})
-    different = Result({"a": torch.zeros(2)}, {})
-    empty = Result({}, {})
+    full = RunValues({"a": torch.ones(2)}, {})
+    different = RunValues({"a": torch.zeros(2)}, {})
+    empty = RunValues({}, {})
     assert not _is_within(empty, full, [different])
     assert not _is_within(different, full, [empty])
     assert not _is_different_error(full, empty, different)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from shardscope.compile.backends import fault_runtime_error
-from shardscope.compile.diagnose.accuracy.error_hints import find_hints
+from shardscope.compile.diagnose.accuracy.check_result import find_hints
 
 
 def compute(x: torch.Tensor) -> torch.Tensor:

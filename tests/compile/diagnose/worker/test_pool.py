@@ -144,6 +144,15 @@ def test_a_hang_in_c_is_ended_at_the_limit_of_its_phase_with_all_children(
     assert wait_until_gone(int(file.read_text()))
 
 
+def test_a_request_that_the_worker_does_not_read_is_ended_at_the_limit(fragile: Workers) -> None:
+    fragile.call(calls.stop_reading_requests, 0.1)
+    time.sleep(0.3)
+    more_than_a_pipe_holds = torch.zeros(1_000_000)
+    with pytest.raises(WorkerHung, match=r"no progress for 0\.5 s"):
+        fragile.call(calls.add, more_than_a_pipe_holds, 1, limits=0.5)
+    assert fragile.call(calls.add, 1, 2) == 3
+
+
 def test_an_interrupt_ends_the_process_and_the_next_call_works(fragile: Workers) -> None:
     fragile.call(calls.count)
     before = fragile.pid

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardscope.compile.diagnose.delta_debugging import Answer, MinimizationResult, Progress, shrink
+from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch, Progress
 
 Oracle = Callable[[frozenset[int]], bool]
 
@@ -20,14 +20,14 @@ def numbers_of(names: frozenset[str] | tuple[str, ...]) -> frozenset[int]:
     return frozenset(int(name[1:]) for name in names)
 
 
-def search(
-    size: int, oracle: Oracle, **options: object
-) -> tuple[frozenset[int], MinimizationResult]:
+def search(size: int, oracle: Oracle, **options: object) -> tuple[frozenset[int], OpSearch]:
     def ask(keep: frozenset[str]) -> Answer:
         assert keep, "nothing is not a program"
         return Answer.FAILS if oracle(numbers_of(keep)) else Answer.PASSES
 
-    shrunk = shrink(names_of(range(size)), ask, **options)  # type: ignore[arg-type]
+    hints = {name: options.pop(name) for name in ("suspects", "reads") if name in options}
+    shrunk = OpSearch(names_of(range(size)), ask, **options)  # type: ignore[arg-type]
+    shrunk.run(**hints)  # type: ignore[arg-type]
     return numbers_of(shrunk.keep), shrunk
 
 
@@ -172,7 +172,8 @@ def test_what_cannot_be_built_is_neither_taken_for_the_failure_nor_for_a_pass() 
             asked[keep] = Answer.FAILS if 50 in ops else Answer.PASSES
         return asked[keep]
 
-    shrunk = shrink(names_of(range(100)), ask)
+    shrunk = OpSearch(names_of(range(100)), ask)
+    shrunk.run()
     assert numbers_of(shrunk.keep) == {20, 50}
     assert shrunk.is_minimal
     assert asked[frozenset(shrunk.passing)] is Answer.PASSES

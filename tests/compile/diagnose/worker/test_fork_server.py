@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 import isolated_calls as calls
-from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.fork_server import (
+    ForkServer,
+    ScriptRun,
+    prewarm,
+    run_script,
+)
 from shardscope.compile.diagnose.worker.pool import Workers
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
-from shardscope.compile.diagnose.worker.scripts import ScriptResult, prewarm, run_script
 from shardscope.errors import WorkerCrashed
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -33,9 +37,7 @@ sys.exit(1)
 """
 
 
-def run_in(
-    fork_server: ForkServer, sandbox: Sandbox, script: Path, timeout_s: float
-) -> ScriptResult:
+def run_in(fork_server: ForkServer, sandbox: Sandbox, script: Path, timeout_s: float) -> ScriptRun:
     with prewarm(sandbox, fork_server=fork_server) as warm:
         return run_script(
             script, sandbox=sandbox, timeout_s=timeout_s, arguments=["--flag"], warm=warm
@@ -62,12 +64,12 @@ def test_a_script_in_a_fork_runs_as_python_would_run_it(
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("os.abort()", ScriptResult(None, "before\n", signal="SIGABRT")),
-        ("time.sleep(100)", ScriptResult(None, "before\n", is_timeout=True)),
+        ("os.abort()", ScriptRun(None, "before\n", signal="SIGABRT")),
+        ("time.sleep(100)", ScriptRun(None, "before\n", is_timeout=True)),
     ],
 )
 def test_a_fork_that_dies_or_does_not_end_is_reported(
-    fork_server: ForkServer, sandbox: Sandbox, tmp_path: Path, code: str, expected: ScriptResult
+    fork_server: ForkServer, sandbox: Sandbox, tmp_path: Path, code: str, expected: ScriptRun
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nprint('before')\n{code}")

@@ -12,10 +12,14 @@ import torch
 from torch import fx
 
 from captured_models import CASES, capture
-from shardscope.compile.diagnose.delta_debugging import Answer, shrink
+from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
-from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
-from shardscope.compile.diagnose.subgraph.values import copy_tensor, map_tensors, tensors_in
+from shardscope.compile.diagnose.subgraph.subgraph import (
+    Subgraph,
+    copy_tensor,
+    map_tensors,
+    tensors_in,
+)
 
 SEED = 3
 RANDOM = {"dropout", "random_numbers"}
@@ -298,7 +302,7 @@ def test_modules_that_a_graph_calls_are_copied_with_their_state() -> None:
 def test_every_tensor_on_the_way_can_be_exposed() -> None:
     function, args = CASES["several_outputs"]()
     (subgraph,) = capture(function, *args)
-    exposed = RecordedGraph(subgraph).expose()
+    exposed = RecordedGraph(subgraph).output_all_values()
     expected = run_full_graph(subgraph)
     _, _, outputs = run_eagerly(exposed)
     names = outputs_of(exposed)
@@ -319,7 +323,7 @@ def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts(
     recorded = captured(function, torch.linspace(-1, 1, 8))
 
     def ask(keep: frozenset[str]) -> Answer:
-        part = recorded.extract(keep, exposes_all=True)
+        part = recorded.extract(keep, outputs_all=True)
         wrong = fx.GraphModule(part.graph, fx.Graph())
         wrong.graph.output(wrong.graph.graph_copy(part.graph.graph, {}))
         for node in wrong.graph.find_nodes(op="call_method", target="cos"):
@@ -330,7 +334,8 @@ def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts(
         return Answer.PASSES if is_same else Answer.FAILS
 
     assert len(recorded.ops) > 100
-    shrunk = shrink(recorded.ops, ask, reads=recorded.reads)
+    shrunk = OpSearch(recorded.ops, ask)
+    shrunk.run(reads=recorded.reads)
     found = recorded.extract(shrunk.keep).graph.graph.find_nodes(op="call_method", target="cos")
     assert [node.name for node in found] == list(shrunk.keep)
     assert shrunk.is_minimal

@@ -22,7 +22,11 @@ from compile_backends import (
     subgraph,
     wrong_backward,
 )
-from shardscope.compile.diagnose.accuracy.judge import AccuracyChecker, check_accuracy, quick_check
+from shardscope.compile.diagnose.accuracy.judge import (
+    AccuracyChecker,
+    check_accuracy,
+    check_forward_once,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
@@ -74,12 +78,12 @@ def test_an_output_detached_from_its_inputs_is_a_fault_of_backward():
 def test_a_quick_check_names_the_outputs_that_are_off_and_pulls_nothing_back():
     part = subgraph(lambda x: (x + 1, x * 2, x * 3), numbers(5).requires_grad_())
     spoil = after(lambda outputs: [outputs[0], outputs[1] + 1, outputs[2] + 1])
-    outcome, wrong = quick_check(part, Compiler(spoil))
+    outcome, wrong = check_forward_once(part, Compiler(spoil))
     assert (outcome.deviation.tensor, list(wrong)) == ("output 1", ["output 1", "output 2"])
-    outcome, wrong = quick_check(part, Compiler(wrong_backward))
+    outcome, wrong = check_forward_once(part, Compiler(wrong_backward))
     assert (outcome.condition, wrong) == (Condition.FINE, {})
     assert check_accuracy(part, Compiler(wrong_backward)).condition is Condition.WRONG_RESULT
-    assert quick_check(part, Compiler(raises))[0].condition is Condition.COMPILE_ERROR
+    assert check_forward_once(part, Compiler(raises))[0].condition is Condition.COMPILE_ERROR
 
 
 def test_a_backward_that_is_compiled_when_it_first_runs_has_a_phase_of_its_own():

@@ -15,8 +15,8 @@ import pytest
 
 from shardscope.compile.diagnose.worker import rpc as conversation
 from shardscope.compile.diagnose.worker import server as main
+from shardscope.compile.diagnose.worker.process import SessionClock
 from shardscope.compile.diagnose.worker.rpc import Kind, Message
-from shardscope.compile.diagnose.worker.session_clock import SessionClock
 
 SESSION = 7
 

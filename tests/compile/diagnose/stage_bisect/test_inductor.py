@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from plain_judge import capture, judge
+from plain_judge import capture, judge, locate_stage_here
 from shardscope._torch.inductor import without_caches
-from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage
-from shardscope.compile.diagnose.stage_bisect.toggles import StageFinding
+from shardscope.compile.diagnose.stage_bisect.bisect import StageFinding
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Stage
 
@@ -30,7 +29,7 @@ def locate(subgraph: Subgraph, condition: Condition = Condition.WRONG_RESULT) ->
     with without_caches():  # which do not know what is broken here
         outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(subgraph, compiler, outcome=outcome, check_accuracy=judge)
+    return locate_stage_here(subgraph, compiler, outcome=outcome)
 
 
 def make_subgraph() -> Subgraph:

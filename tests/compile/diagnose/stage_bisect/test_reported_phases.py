@@ -9,7 +9,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from plain_judge import capture, judge
-from shardscope.compile.diagnose.stage_bisect.phases import finding_from_last_phase, reported_stages
+from shardscope.compile.diagnose.stage_bisect.attempt import (
+    finding_from_last_phase,
+    reported_stages,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Phase, Stage
 

@@ -13,11 +13,14 @@ from functorch.compile import default_partition, make_boxed_func
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
-from plain_judge import capture, judge
-from shardscope.compile.diagnose.accuracy.outcome import Outcome
-from shardscope.compile.diagnose.stage_bisect.attempt import try_out
-from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage, locate_stage_by
-from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageFinding, StageToggles
+from plain_judge import capture, judge, locate_stage_here
+from shardscope.compile.diagnose.accuracy.check_result import CheckResult
+from shardscope.compile.diagnose.stage_bisect.attempt import check_with_parts_disabled
+from shardscope.compile.diagnose.stage_bisect.bisect import (
+    StageFinding,
+    StageToggles,
+    locate_stage,
+)
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase, Stage
 
@@ -39,7 +42,7 @@ def locate(
     compiler = Compiler(backend)
     outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(subgraph, compiler, outcome=outcome, check_accuracy=judge)
+    return locate_stage_here(subgraph, compiler, outcome=outcome)
 
 
 def run_as_is(graph: fx.GraphModule, inputs: Any) -> Any:
@@ -218,13 +221,15 @@ def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -
         }
         compiler = Compiler(aot_autograd(fw_compiler=run_as_is, decompositions=table))
         subgraph = make_subgraph(with_gradients=False)
-        dead = Report(Outcome(Condition.CRASH, error="SIGSEGV"), has_died=True)
+        dead = CheckResult(Condition.CRASH, error="SIGSEGV")
 
-        def ask(toggles: StageToggles) -> Report:
+        def ask(toggles: StageToggles) -> CheckResult:
             toggles = pickle.loads(pickle.dumps(toggles))
-            report = try_out(subgraph, compiler, toggles, check_accuracy=judge, phase=Phase.FORWARD)
-            report = pickle.loads(pickle.dumps(report))
-            return dead if report.outcome.condition is Condition.RUNTIME_ERROR else report
+            result = check_with_parts_disabled(
+                subgraph, compiler, toggles, check_accuracy=judge, phase=Phase.FORWARD
+            )
+            result = pickle.loads(pickle.dumps(result))
+            return dead if result.condition is Condition.RUNTIME_ERROR else result
 
-        finding = locate_stage_by(ask, outcome=dead.outcome)
+        finding = locate_stage(ask, outcome=dead)
     assert (finding.stage, finding.part) == (Stage.DECOMPOSITION, "decomposition of aten.relu")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardscope.compile.diagnose.worker.fork_server import ScriptRun, prewarm, run_script
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
-from shardscope.compile.diagnose.worker.scripts import ScriptResult, prewarm, run_script
 
 _LOOK_AROUND = """
 import os, sys
@@ -41,7 +41,7 @@ def test_a_script_runs_as_python_would_run_it(script: Path, sandbox: Sandbox) ->
         "[]",
         str(sandbox.work),
     ]
-    assert result == ScriptResult(1, result.output)
+    assert result == ScriptRun(1, result.output)
     assert not list(script.parent.rglob("__pycache__"))
 
 
@@ -51,10 +51,10 @@ def test_a_signal_is_reported_also_of_a_process_that_was_warm(
     script.write_text("import os\nprint('before')\nos.abort()")
     with prewarm(sandbox) as warm:
         result = run_script(script, sandbox=sandbox, timeout_s=60, warm=warm)
-    assert result == ScriptResult(None, "before\n", signal="SIGABRT")
+    assert result == ScriptRun(None, "before\n", signal="SIGABRT")
 
 
 def test_a_script_that_takes_too_long_is_ended(script: Path, sandbox: Sandbox) -> None:
     script.write_text("import time\nprint('before')\ntime.sleep(100)")
     result = run_script(script, sandbox=sandbox, timeout_s=0.5)
-    assert result == ScriptResult(None, "before\n", is_timeout=True)
+    assert result == ScriptRun(None, "before\n", is_timeout=True)

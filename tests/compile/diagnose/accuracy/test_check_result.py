@@ -6,7 +6,7 @@ import pytest
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError, LoweringException
 
-from shardscope.compile.diagnose.accuracy.outcome import find_cause, make_signature
+from shardscope.compile.diagnose.accuracy.check_result import find_cause, make_signature
 
 
 @pytest.mark.parametrize(
