@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 from shardscope._torch.dispatch import TorchDispatchMode, disable_dispatch_modes
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.private import find_name
-from shardscope._torch.tree import tensor_leaves, tree_leaves, tree_map
+from shardscope._torch.tree import pytree_leaves, pytree_map, tensor_leaves
 
 _TENSOR = "torch.distributed.tensor"
 
@@ -342,7 +342,7 @@ class _Mixing(TorchDispatchMode):
             return self._run_mixed(func, args, kwargs, plain, placed)
         result = func(*args, **kwargs)
         if placed is None:
-            for leaf in tree_leaves(result):
+            for leaf in pytree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._make(leaf)
         return result
@@ -358,7 +358,7 @@ class _Mixing(TorchDispatchMode):
                 if _REFUSAL not in str(error):
                     raise
         self._meet(str(func), plain, placed)
-        args, kwargs = tree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
+        args, kwargs = pytree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
         return func(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
 from shardscope._torch.snapshot import StateSnapshot
+from shardscope._torch.tree import map_tensor_leaves
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -90,13 +91,9 @@ class FakeTensorMap:
 
     def _state(self, value: Any) -> Any:
         """An optimizer's state without data, except counters, whose values its arithmetic needs."""
-        if isinstance(value, torch.Tensor):
-            return self._counter(value) if _is_counter(value) else self.of(value)
-        if isinstance(value, dict):
-            return {name: self._state(member) for name, member in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(map(self._state, value))
-        return value
+        return map_tensor_leaves(
+            lambda tensor: self._counter(tensor) if _is_counter(tensor) else self.of(tensor), value
+        )
 
     def _counter(self, tensor: torch.Tensor) -> torch.Tensor:
         with disable_dispatch_modes():

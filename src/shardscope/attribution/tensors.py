@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shardscope._torch.tree import map_tensor_leaves
+
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,22 +40,7 @@ class TensorSubstitution:
 
 def map_tensors(value: Any, change: Make) -> Any:
     """`value` with `change(tensor)` in place of each tensor in its dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        changed = {key: map_tensors(item, change) for key, item in value.items()}
-        return changed if type(value) is dict else _like(value, changed)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    return value
-
-
-def _like(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
-    copy = value.copy()
-    copy.update(changed)
-    return copy
+    return map_tensor_leaves(change, value)
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -74,7 +61,10 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in tensors, mappings, lists, tuples, sets, dataclasses and namespaces."""
+    """The tensors in tensors, mappings, lists, tuples, sets, dataclasses and namespaces.
+
+    These are the containers of users' models, more than `_torch.tree` and torch's pytrees know.
+    """
     if isinstance(value, torch.Tensor):
         yield value
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
@@ -12,6 +12,7 @@ from torch import nn
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_schema
 from shardscope._torch.modules import exchange_tensors
+from shardscope._torch.tree import map_leaves
 from shardscope.attribution.tensors import TensorSubstitution, map_tensors
 from shardscope.numerics.noise import epsilon
 
@@ -125,11 +126,11 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._draw(func, args, kwargs)
         written = written_arguments(func)
         args = tuple(
-            value if index in written else map_arguments(value, convert_argument_to_fp64)
+            value if index in written else map_leaves(convert_argument_to_fp64, value)
             for index, value in enumerate(args)
         )
         kwargs = {
-            name: value if name in written else map_arguments(value, convert_argument_to_fp64)
+            name: value if name in written else map_leaves(convert_argument_to_fp64, value)
             for name, value in kwargs.items()
         }
         return func(*args, **kwargs)
@@ -144,7 +145,7 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "dtype" in names and kwargs.get("dtype") is None:
             like = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
             kwargs = {**kwargs, "dtype": self._default if like is None else self._shrink(like)}
-        return map_arguments(func(*args, **kwargs), convert_argument_to_fp64)
+        return map_leaves(convert_argument_to_fp64, func(*args, **kwargs))
 
     def _shrink(self, dtype: torch.dtype) -> torch.dtype:
         return self._narrow if dtype is torch.float64 else dtype
@@ -183,10 +184,3 @@ def convert_argument_to_fp64(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return to_fp64(value)
     return fp64_dtype(value) if isinstance(value, torch.dtype) else value
-
-
-def map_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every leaf of nested lists and tuples of arguments or results."""
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(map_arguments(item, change) for item in value)
-    return change(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cache
 from random import Random
 from typing import Any, final
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet, op_schema
+from shardscope._torch.tree import map_leaves, tensor_leaves
 from shardscope.numerics.fp64 import (
     convert_argument_to_fp64,
     is_random,
-    map_arguments,
     written_arguments,
 )
 from shardscope.numerics.noise import epsilon, is_inexact
@@ -66,22 +65,22 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if written_arguments(func):
             return self._perturb_written(func, args, kwargs, result)
-        if not any(map(_is_dense_local, _tensors(result))) or not any(
-            map(is_inexact, _tensors(result))
+        if not any(map(_is_dense_local, tensor_leaves(result))) or not any(
+            map(is_inexact, tensor_leaves(result))
         ):
             return result
         return self._perturb_result(func, args, kwargs, result)
 
     def _perturb_result(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         growth = _find_growth(func, (args, tuple(kwargs.values())), result)
-        wide_args = map_arguments(args, convert_argument_to_fp64)
+        wide_args = map_leaves(convert_argument_to_fp64, args)
         wide_kwargs = {
-            name: map_arguments(value, convert_argument_to_fp64) for name, value in kwargs.items()
+            name: map_leaves(convert_argument_to_fp64, value) for name, value in kwargs.items()
         }
         try:
             fp64 = func(*wide_args, **wide_kwargs)
             amount = growth * _accumulation(result)
-            perturbed_args = map_arguments(wide_args, lambda value: self._perturb(value, amount))
+            perturbed_args = map_leaves(lambda value: self._perturb(value, amount), wide_args)
             perturbed_fp64 = func(*perturbed_args, **wide_kwargs)
         except (RuntimeError, NotImplementedError, TypeError):  # no kernel for double precision
             fp64 = perturbed_fp64 = None
@@ -120,7 +119,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written_keys = written_arguments(func)
         written = [value for index, value in enumerate(args) if index in written_keys]
         written += [value for name, value in kwargs.items() if name in written_keys]
-        for tensor in {id(tensor): tensor for tensor in _tensors((written, result))}.values():
+        for tensor in {id(tensor): tensor for tensor in tensor_leaves((written, result))}.values():
             if is_inexact(tensor) and _is_dense_local(tensor):
                 tensor.copy_(self._perturb(tensor, epsilon(tensor.dtype)))
         return result
@@ -165,7 +164,7 @@ def _is_integral(tensor: Tensor) -> Tensor:
 
 def _accumulation(result: Any) -> float:
     """The machine epsilon in which ops accumulate: float32 for lower dtypes."""
-    finest = min(epsilon(tensor.dtype) for tensor in _tensors(result) if is_inexact(tensor))
+    finest = min(epsilon(tensor.dtype) for tensor in tensor_leaves(result) if is_inexact(tensor))
     return min(finest, epsilon(torch.float32))
 
 
@@ -173,9 +172,11 @@ def _find_growth(func: Any, args: Any, result: Any) -> float:
     """The error of an op in units in the last place, which grows with the length of its sums."""
     if torch.Tag.pointwise in func.tags:
         return 1.0
-    inputs = [tensor for tensor in _tensors(args) if is_inexact(tensor)]
+    inputs = [tensor for tensor in tensor_leaves(args) if is_inexact(tensor)]
     largest = max((tensor.numel() for tensor in inputs), default=1)
-    smallest = min((tensor.numel() for tensor in _tensors(result) if tensor.numel()), default=1)
+    smallest = min(
+        (tensor.numel() for tensor in tensor_leaves(result) if tensor.numel()), default=1
+    )
     longest = max((size for tensor in inputs for size in tensor.shape), default=1)
     return max(1.0, math.sqrt(max(largest / smallest, longest)) / _BLOCK)
 
@@ -188,14 +189,6 @@ def _is_rounding_free(func: Any) -> bool:
         returned.alias_info is not None and not returned.alias_info.is_write for returned in returns
     )
     return is_view or (func.namespace == "aten" and op_packet(func).__name__ in _ROUNDING_FREE)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _zip(result: Any, fp64: Any, perturbed_fp64: Any, change: Any) -> Any:

@@ -29,6 +29,7 @@ from shardscope._torch.dtensor import dtensor_random, forget_decisions
 from shardscope._torch.fake import NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, require, without_if_moved
+from shardscope._torch.tree import leaves
 from shardscope.errors import ShardscopeError, WorldError
 
 # Loading it registers the backend "fake".
@@ -172,7 +173,9 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
         if self is not mode:
             return dispatch(self, op, types, args, kwargs)
         device = kwargs.get("device")
-        is_on_meta = device.type == "meta" if device is not None else any(map(_is_on_meta, args))
+        is_on_meta = (
+            device.type == "meta" if device is not None else any(map(_is_on_meta, leaves(args)))
+        )
         # With a fake tensor among the arguments the mode would be called again.
         if is_on_meta and not any(issubclass(kind, _FakeTensor) for kind in types):
             return op(*args, **kwargs)
@@ -199,8 +202,6 @@ def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, 
 
 
 def _is_on_meta(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_is_on_meta, value))
     return type(value) in _PLAIN and value.is_meta
 
 

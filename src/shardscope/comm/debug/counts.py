@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, final
 
@@ -24,6 +24,7 @@ from shardscope._torch.autograd import (
 )
 from shardscope._torch.checkpoint import find_recomputed, method_owner, reentrant_nodes
 from shardscope._torch.collectives.schema import OPS
+from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import find_backward_caller, read_stack
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
@@ -222,7 +223,9 @@ class OperationLists:
 
     def add(self, op: Any, args: Sequence[Any], module: str, position: Position) -> None:
         """Append an op to the list of `module`."""
-        operation = self._operation(op, list(_dtensors(args)), position)
+        operation = self._operation(
+            op, [leaf for leaf in leaves(args) if isinstance(leaf, DTensor)], position
+        )
         lists = self.by_module.setdefault(module, {"operations_list": []})
         lists["operations_list"].append(operation)
 
@@ -247,11 +250,3 @@ def _describe(op: Any, inputs: list[DTensor], position: Position) -> Operation:
         "is_bw": position.is_backward,
         "is_activation_checkpointing": position.is_recompute,
     }
-
-
-def _dtensors(args: Sequence[Any]) -> Iterator[DTensor]:
-    for value in args:
-        if isinstance(value, DTensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _dtensors(value)

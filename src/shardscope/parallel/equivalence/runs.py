@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.tree import map_leaves
 from shardscope.errors import ParityError, ShardscopeError
 from shardscope.numerics.fp64 import (
     convert_inputs_to_fp64,
@@ -23,7 +24,6 @@ from shardscope.numerics.fp64 import (
     fp64_mode,
     is_random,
     main_dtype,
-    map_arguments,
     name_arguments,
     perturb_ulp_,
     to_fp64,
@@ -57,7 +57,7 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if name in _MEANS:
             drawn = func(*args, **kwargs)  # for its shape, or as the destination
-            return map_arguments(drawn, lambda tensor: tensor.copy_(_mean(name, arguments, tensor)))
+            return map_leaves(lambda tensor: tensor.copy_(_mean(name, arguments, tensor)), drawn)
         return func(*args, **kwargs)
 
 
