@@ -128,7 +128,7 @@ class FakeTensorMap:
 
 
 @final
-class TensorSubstitution:
+class FakeSubstitution:
     """A fake substitute for each tensor with data that a step uses although others are fake.
 
     Without a fixed substitute, each view of such a tensor would have a storage of its own.
@@ -139,7 +139,7 @@ class TensorSubstitution:
         self._mode = detect_fake_mode()
         self._twins = fake_map
         self._device_type = device_type  # of the substitutes of meta tensors
-        self._stand_ins: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._substitutes: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def are_needed(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has data, or is on meta, while other tensors are fake."""
@@ -152,18 +152,18 @@ class TensorSubstitution:
         if self._twins is not None and self._twins.has_twin(tensor):
             self.num_captured += isinstance(tensor, nn.Parameter)
             return self._twins.of(tensor)
-        entry = self._stand_ins.get(id(tensor))
+        entry = self._substitutes.get(id(tensor))
         if entry is None:
             key = id(tensor)
-            reference = weakref.ref(tensor, lambda _: self._stand_ins.pop(key, None))
-            entry = self._stand_ins[key] = (reference, self._make(tensor))
+            reference = weakref.ref(tensor, lambda _: self._substitutes.pop(key, None))
+            entry = self._substitutes[key] = (reference, self._make(tensor))
         return entry[1]
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._mode is not None
         if not tensor.is_meta:
-            stand_in: torch.Tensor = self._mode.from_tensor(tensor)
-            return stand_in
+            substitute: torch.Tensor = self._mode.from_tensor(tensor)
+            return substitute
         with self._mode:
             empty = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device_type

@@ -142,11 +142,13 @@ def parameter_named(module: nn.Module, name: str) -> torch.Tensor | None:
     return module._parameters.get(name)
 
 
-Slot = tuple[dict[str, Any], str]
+TensorLocation = tuple[dict[str, Any], str]
 """A module's table of parameters or buffers, and a key in it: the tensor may be replaced."""
 
 
-def hang(root: nn.Module, name: str, tensor: torch.Tensor, *, is_saved: bool) -> Slot:
+def attach_tensor(
+    root: nn.Module, name: str, tensor: torch.Tensor, *, is_saved: bool
+) -> TensorLocation:
     """Register a tensor under its dotted name; missing modules on the path are created.
 
     A child may have the name of a method of `root`: attribute access finds the method, and

@@ -25,7 +25,7 @@ from shardscope.cli.options import (
 from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.traced_step import TracedStep, trace_step
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.record import Recording, check_output
 from shardscope.record.files import name_for_rank
 from shardscope.record.sanitize import sanitize_text

@@ -24,8 +24,8 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_number,
     node_origin,
+    reentrant_nodes,
 )
-from shardscope._torch.checkpoint import reentrant_nodes
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import UNREAD, process_group
 from shardscope._torch.ddp import is_in_comm_hook
@@ -35,9 +35,13 @@ from shardscope.attribution.call_sites import Stack, find_backward_caller, read_
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.attribution.run_identity import is_simulated
-from shardscope.comm.causes import drop_torch_references, find_cause
-from shardscope.comm.groups import GroupRegistry, Membership
-from shardscope.comm.traffic import Payload
+from shardscope.comm.collective_facts import (
+    GroupRegistry,
+    Membership,
+    Payload,
+    drop_torch_references,
+    find_cause,
+)
 from shardscope.record import (
     BucketReduce,
     Cause,

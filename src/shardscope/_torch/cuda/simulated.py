@@ -20,8 +20,8 @@ from shardscope._torch.cuda.runtime import (
     NUM_DEVICES,
     current_index,
     replace_attribute,
+    replacement_class,
     simulated_runtime,
-    stand_in,
 )
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor, FakeTensorMode
@@ -254,7 +254,7 @@ def _take_indices_of_devices(stack: ExitStack) -> None:
     replace_attribute(stack, torch.utils._device, "_device_constructors", list_own)
     for name in _NEW:
         replace_attribute(stack, torch.Tensor, name, _by_index(getattr(torch.Tensor, name)))
-    replace_attribute(stack, torch, "device", stand_in(torch.device, device))
+    replace_attribute(stack, torch, "device", replacement_class(torch.device, device))
 
 
 @final
@@ -335,7 +335,7 @@ def _make_generators(stack: ExitStack) -> None:
         return _CudaGenerator(device) if is_cuda else _Generator(device)
 
     defaults = tuple(make(index) for index in range(NUM_DEVICES))
-    replace_attribute(stack, torch, "Generator", stand_in(_Generator, make))
+    replace_attribute(stack, torch, "Generator", replacement_class(_Generator, make))
     replace_attribute(stack, torch.cuda, "default_generators", defaults)
 
 

@@ -19,10 +19,12 @@ from shardscope._torch.autograd import (
     NO_GRAPH_TASK,
     current_graph_task,
     current_node,
+    find_recomputed,
+    method_owner,
     next_sequence_number,
     node_origin,
+    reentrant_nodes,
 )
-from shardscope._torch.checkpoint import find_recomputed, method_owner, reentrant_nodes
 from shardscope._torch.collectives.schema import OPS
 from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import find_backward_caller, read_stack

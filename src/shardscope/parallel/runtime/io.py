@@ -11,7 +11,7 @@ from torch import Tensor, dtype, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.export import expression_of, flatten, flatten_as, range_of, unflatten
-from shardscope._torch.modules import Slot, hang
+from shardscope._torch.modules import TensorLocation, attach_tensor
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value
 from shardscope.parallel.ir.placements import Size
@@ -279,13 +279,13 @@ class State:
     def __init__(
         self, root: nn.Module, saved: Mapping[str, Any], unsaved: Mapping[str, Any]
     ) -> None:
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, TensorLocation] = {}
         for name, value in {**unsaved, **saved}.items():
             if isinstance(value, Tensor):
-                self._slots[name] = hang(root, name, value, is_saved=name in saved)
+                self._slots[name] = attach_tensor(root, name, value, is_saved=name in saved)
             else:
                 self._slots[name] = ({name: value}, name)
-        self._order: list[Slot] = []
+        self._order: list[TensorLocation] = []
 
     def set_order(self, names: Sequence[str]) -> None:
         """Set the order in which the program takes the tensors."""

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dtensor import allow_mixing
-from shardscope._torch.mesh import axis_names, describe_axes, meshes_of, root_mesh
+from shardscope._torch.fsdp import meshes_of
+from shardscope._torch.mesh import axis_names, describe_axes, root_mesh
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.call_sites import read_stack
@@ -23,7 +24,6 @@ from shardscope.attribution.run_identity import describe_run, find_torch_gaps, r
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording, Severity, Source
 from shardscope.record.text import describe_error
-from shardscope.shard.audit.finding_text import fold_indices
 from shardscope.shard.audit.findings import (
     find_mixed_meshes,
     find_outside_groups,
@@ -31,6 +31,7 @@ from shardscope.shard.audit.findings import (
     find_root_not_sharded,
     find_uneven,
     find_wrong_order,
+    fold_indices,
 )
 from shardscope.shard.audit.plan import Plan, Rule, read_plan
 from shardscope.shard.audit.plan_findings import find_broken_ties, find_plan_problems

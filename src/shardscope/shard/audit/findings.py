@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.checkpoint import is_checkpoint_wrapper
+from shardscope._torch.autograd import is_checkpoint_wrapper
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import (
     every_module,
@@ -23,9 +24,38 @@ from shardscope._torch.modules import (
 )
 from shardscope.record import Finding, MarkKind, Module, Severity
 from shardscope.record.text import format_bytes
-from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_indices, fold_names, join_names
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 from shardscope.shard.audit.slices import shard_sizes
+
+RIGHT_ORDER = "Apply tensor parallelism first, then checkpointing, then torch.compile, then FSDP."
+
+_INDEX = re.compile(r"(?<![^. ])\d+(?![^. ])")
+
+
+def fold_indices(text: str) -> str:
+    """Replace layer numbers by `*`: `layers.7.up` becomes `layers.*.up`."""
+    return _INDEX.sub("*", text)
+
+
+def fold_names(entries: Iterable[TensorEntry]) -> list[tuple[str, list[TensorEntry]]]:
+    """Group tensors of repeated layers under one name: `layers.*.up.weight (×32)`."""
+    folded: dict[tuple[object, ...], list[TensorEntry]] = {}
+    for entry in entries:
+        pattern = fold_indices(entry.name)
+        folded.setdefault((pattern, entry.record.shape, entry.record.dtype), []).append(entry)
+    return [(_name_all(group), group) for group in folded.values()]
+
+
+def _name_all(entries: list[TensorEntry]) -> str:
+    if len(entries) == 1:
+        return entries[0].name
+    return f"{fold_indices(entries[0].name)} (×{len(entries)})"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence: `dp`, `dp and tp`."""
+    return " and ".join(names)
+
 
 _LARGE_BYTES = 16 * 1024**2
 _MAX_SIZES = 8

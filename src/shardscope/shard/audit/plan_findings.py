@@ -13,7 +13,7 @@ from torch import nn
 from shardscope._torch.mesh import describe_placements
 from shardscope._torch.modules import unwrap
 from shardscope.record import Finding, MarkKind, Recording, Severity
-from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names
+from shardscope.shard.audit.findings import RIGHT_ORDER, fold_names
 from shardscope.shard.audit.plan import Rule, RuleRegistry
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 

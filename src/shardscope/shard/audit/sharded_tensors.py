@@ -19,17 +19,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from shardscope._torch.checkpoint import is_checkpointed
+from shardscope._torch.autograd import is_checkpointed
 from shardscope._torch.ddp import is_replicated
 from shardscope._torch.dtensor import parallel_styles
-from shardscope._torch.fsdp import sharded_parameters, user_class
-from shardscope._torch.fsdp_groups import (
+from shardscope._torch.fsdp import (
     FLAT_PARAMETER,
     FlatShard,
     ManagedGroup,
     flat_shards,
     managed_groups,
     modules_under_fsdp,
+    sharded_parameters,
+    user_class,
 )
 from shardscope._torch.modules import (
     every_module,
@@ -41,7 +42,7 @@ from shardscope._torch.modules import (
     unwrap,
 )
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.module_records import describe_parameter
+from shardscope.attribution.program_records import describe_parameter
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import Rule, RuleRegistry
 
@@ -66,7 +67,7 @@ def _describe_group(group: ManagedGroup) -> Mark:
         kind=group.kind,
         detail=group.policy,
         axes=group.axes,
-        num_parameters=len(group.places),
+        num_parameters=len(group.locations),
     )
 
 
@@ -248,7 +249,7 @@ class ModelInventory:
                 for top in reversed(group.modules)
                 for module_in_top in every_module(top)
             }
-            for module, parameter in (*group.places, *group.ties):
+            for module, parameter in (*group.locations, *group.ties):
                 top = holders.get(id(module), group.modules[0])
                 yield (id(module), parameter), self.name_of(top)
 

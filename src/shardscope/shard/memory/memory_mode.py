@@ -26,10 +26,14 @@ from shardscope._torch.dispatch import (
 )
 from shardscope._torch.dtensor import ShapePropagationTracker
 from shardscope._torch.fake import moves_within_cpu, on_device
-from shardscope._torch.fake_models import TensorSubstitution
+from shardscope._torch.fake_models import FakeSubstitution
 from shardscope._torch.frames import is_compiled_running, running_param_group, watched_offloading
-from shardscope._torch.fsdp import is_fully_sharded, param_group_shares
-from shardscope._torch.fsdp_groups import flat_shares, has_flat_parameters
+from shardscope._torch.fsdp import (
+    flat_shares,
+    has_flat_parameters,
+    is_fully_sharded,
+    param_group_shares,
+)
 from shardscope._torch.modules import every_module
 from shardscope._torch.storage import is_wrapper_type, watched_resizes
 from shardscope._torch.tree import map_tensor_leaves, tensor_leaves
@@ -61,7 +65,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         names: ModuleNames,
         places: PhaseTracker,
-        substitution: TensorSubstitution,
+        substitution: FakeSubstitution,
         *,
         device_type: str,
     ) -> None:

@@ -17,11 +17,11 @@ from torch.optim.optimizer import (
 
 from shardscope._torch.autograd import (
     current_node,
+    find_recomputed,
     is_in_backward,
     next_sequence_number,
     node_origin,
 )
-from shardscope._torch.checkpoint import find_recomputed
 from shardscope._torch.ddp import Bucket
 from shardscope._torch.frames import is_optimizer_running
 from shardscope._torch.module_calls import watch_module_calls
