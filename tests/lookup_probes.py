@@ -69,6 +69,7 @@ from shardscope._torch.collectives import functional, hooks, objects, schema
 from shardscope._torch.cuda import workspaces
 from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.process_groups import simulated as simulated_group
+from shardscope._torch.process_groups import simulated_tensors
 
 __all__ = ["PROBES"]
 
@@ -506,11 +507,11 @@ PROBES: dict[str, Probe] = {
     "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_recognised,
     "torch._C.TensorBase": device_is_read_from_the_base_class,
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
-        simulated_group._COPY(torch.ones(2)), torch.ones(2)
+        simulated_tensors._COPY(torch.ones(2)), torch.ones(2)
     ),
     "torch.nested._internal.nested_tensor": lambda: all(
-        name in inspect.getsource(torch.nested) and hasattr(simulated_group._nested_tensor, name)
-        for name in simulated_group._JAGGED
+        name in inspect.getsource(torch.nested) and hasattr(simulated_tensors._nested_tensor, name)
+        for name in simulated_tensors._JAGGED
     ),
     "torch.jit._builtins._get_builtin_table": lambda: (
         import_module("torch.jit._builtins")._get_builtin_table()[id(torch.zeros)] == "aten::zeros"

@@ -27,7 +27,7 @@ from shardscope._torch.fake_models import FakeSubstitution, FakeTensorMap
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.private import explain_moved_names
-from shardscope._torch.process_groups.simulated import explained_lack_of_data, fake_tensors
+from shardscope._torch.process_groups.simulated_tensors import explained_lack_of_data, fake_tensors
 from shardscope._torch.snapshot import find_changeable, find_leftovers
 from shardscope._torch.storage import plain_tensors
 from shardscope.attribution.module_names import Models, ModuleNames
