@@ -308,27 +308,27 @@ class ShapePropagationTracker:
 
 _REFUSAL = "got mixed torch.Tensor and DTensor"
 
-Meet = Callable[[str, Sequence[torch.Tensor], DTensor], None]
+ReportMixing = Callable[[str, Sequence[torch.Tensor], DTensor], None]
 Make = Callable[[torch.Tensor], None]
 
 
 @contextmanager
-def allow_mixing(*, meet: Meet, make: Make) -> Iterator[None]:
-    """Treat plain tensors as replicated in ops with DTensors, and report each such op to `meet`.
+def allow_mixing(*, report_mixing: ReportMixing, make: Make) -> Iterator[None]:
+    """Treat plain tensors as replicated in ops with DTensors.
 
-    `make` is called with each plain tensor that an op creates, so that `meet` can look up its
-    origin. Compiled code runs eagerly: in a dispatch mode, torch.compile would give up on it for
-    good.
+    `report_mixing` is called with each such op, its plain tensors and one of its DTensors; `make`
+    with each plain tensor that an op creates, so that its origin is known. Compiled code runs
+    eagerly: in a dispatch mode, torch.compile would give up on it for good.
     """
-    with torch.compiler.set_stance("force_eager"), _Mixing(meet, make):
+    with torch.compiler.set_stance("force_eager"), _Mixing(report_mixing, make):
         yield
 
 
 @final
 class _Mixing(TorchDispatchMode):
-    def __init__(self, meet: Meet, make: Make) -> None:
+    def __init__(self, report_mixing: ReportMixing, make: Make) -> None:
         super().__init__()
-        self._meet = meet
+        self._report_mixing = report_mixing
         self._make = make
 
     def __torch_dispatch__(
@@ -357,7 +357,7 @@ class _Mixing(TorchDispatchMode):
             except RuntimeError as error:
                 if _REFUSAL not in str(error):
                     raise
-        self._meet(str(func), plain, placed)
+        self._report_mixing(str(func), plain, placed)
         args, kwargs = pytree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
         return func(*args, **kwargs)
 

@@ -157,7 +157,7 @@ ParamLocation = tuple[nn.Module, str]  # a module and the name of its parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManagedGroup:
+class FsdpGroup:
     """An FSDP group, with the modules and names of its parameters.
 
     `modules` are those that FSDP was applied to, several if in one call. `locations` has the module
@@ -185,12 +185,12 @@ class FlatShard:
     is_part: bool  # `shape` is that of a tensor-parallel shard, which is all that FSDP1 knows
 
 
-def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
+def fsdp_groups(model: nn.Module) -> Iterator[FsdpGroup]:
     """Every FSDP group in `model`."""
     for group in param_groups_within(model):
         locations = [param_locations(param) for param in group.fsdp_params]
         is_sharding = group.mesh_info.shard_mesh_dim is not None
-        yield ManagedGroup(
+        yield FsdpGroup(
             kind=MarkKind.FULLY_SHARD if is_sharding else MarkKind.DDP,
             modules=tuple(group.modules),
             locations=tuple(first for first, *_ in locations),
@@ -201,7 +201,7 @@ def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
     for handle in _flat_handles(model):
         flat = handle.flat_param
         is_sharding = handle._sharding_strategy.name != "NO_SHARD"
-        yield ManagedGroup(
+        yield FsdpGroup(
             kind=MarkKind.FSDP1 if is_sharding else MarkKind.DDP,
             modules=(flat_handle_module(handle),),
             locations=tuple((info.module, info.param_name) for info in flat._param_infos),

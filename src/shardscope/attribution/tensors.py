@@ -23,13 +23,16 @@ class TensorSubstitution:
     def __init__(self, make: Make) -> None:
         self._make = make
         # By id, with the tensor itself, so that the id is not reused.
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The substitute for `tensor`, the same at every call."""
-        if id(tensor) not in self._made:
-            self._made[id(tensor)] = (tensor, self._match_requires_grad(tensor, self._make(tensor)))
-        return self._made[id(tensor)][1]
+        if id(tensor) not in self._substitutes:
+            self._substitutes[id(tensor)] = (
+                tensor,
+                self._match_requires_grad(tensor, self._make(tensor)),
+            )
+        return self._substitutes[id(tensor)][1]
 
     @staticmethod
     def _match_requires_grad(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:

@@ -308,9 +308,9 @@ class Recorder:
         own = threading.get_ident()
         for node in reentrant_nodes(sys._getframe()):
             reached = next_sequence_number()
-            maker = self.calls.maker_of(node_number(node), own, reached=reached)
-            if maker is not None and maker != NO_MODULE:
-                return maker
+            creator = self.calls.creator_of(node_number(node), own, reached=reached)
+            if creator is not None and creator != NO_MODULE:
+                return creator
         return NO_MODULE
 
     def _write(self, note: _Note) -> None:
@@ -396,17 +396,17 @@ class Recorder:
             return self._caller_of_function(note)
         if note.node_number is None:
             return note.running
-        maker = self.calls.maker_of(
+        creator = self.calls.creator_of(
             note.node_number, note.stack.backward_caller, reached=note.reached
         )
-        if maker is None:
+        if creator is None:
             self.report_gap(
                 "backward",
                 "its forward ran before the trace began, or on another thread outside any "
                 "module, so collectives that only autograd could attribute have no module",
             )
             return NO_MODULE
-        return note.running if maker == NO_MODULE else maker
+        return note.running if creator == NO_MODULE else creator
 
     def _caller_of_function(self, note: _Note) -> int:
         """The module that called the function that is being recomputed.

@@ -1,7 +1,7 @@
 """What collectives compute: the result of every rank of a group, from the inputs of all ranks.
 
 Used wherever all ranks are in one process: threaded ranks fill the output tensors of each call
-(`carry_out`), ranks in lockstep take the results as new tensors (`collective_results`).
+(`fill_outputs`), ranks in lockstep take the results as new tensors (`collective_results`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def collective_results(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
         return _KINDS[first.kind](requests)
 
 
-def carry_out(requests: Sequence[CollectiveRequest]) -> None:
+def fill_outputs(requests: Sequence[CollectiveRequest]) -> None:
     """Fill every rank's outputs with the results of a collective."""
     results = collective_results(requests)
     with torch.no_grad():

@@ -98,20 +98,20 @@ class Positions:
         node = current_node()
         if node is None:  # a callback at the end of backward
             return NO_MODULE
-        maker = self._maker(node, task)
-        if maker == NO_MODULE:  # the node may have been created during recomputation
-            makers = (self._maker(node, task) for node in reentrant_nodes(sys._getframe()))
-            maker = next((maker for maker in makers if maker != NO_MODULE), NO_MODULE)
-        return maker
+        creator = self._creator(node, task)
+        if creator == NO_MODULE:  # the node may have been created during recomputation
+            creators = (self._creator(node, task) for node in reentrant_nodes(sys._getframe()))
+            creator = next((creator for creator in creators if creator != NO_MODULE), NO_MODULE)
+        return creator
 
-    def _maker(self, node: Any, task: int) -> int:
+    def _creator(self, node: Any, task: int) -> int:
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
             return self._names.owner_of(origin)
         caller = self._caller(task)
         reached = next_sequence_number() if caller == threading.get_ident() else None
-        maker = self._calls.maker_of(origin, caller, reached=reached)
-        return NO_MODULE if maker is None else maker
+        creator = self._calls.creator_of(origin, caller, reached=reached)
+        return NO_MODULE if creator is None else creator
 
     def _caller(self, task: int) -> int:
         """The thread that called backward; cached per graph task."""

@@ -54,7 +54,7 @@ def find_mixed_tensors(
         with (
             calls.marking_threads(),
             watch_module_calls(calls),
-            allow_mixing(meet=finder.note_mixing, make=finder.note_new_tensor),
+            allow_mixing(report_mixing=finder.note_mixing, make=finder.note_new_tensor),
         ):
             step()
     except Exception as error:  # noqa: BLE001 - a program may raise anything

@@ -25,9 +25,9 @@ from shardscope._torch.dtensor import parallel_styles
 from shardscope._torch.fsdp import (
     FLAT_PARAMETER,
     FlatShard,
-    ManagedGroup,
+    FsdpGroup,
     flat_shards,
-    managed_groups,
+    fsdp_groups,
     modules_under_fsdp,
     sharded_parameters,
     user_class,
@@ -47,7 +47,7 @@ from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import Rule, RuleRegistry
 
 
-def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, list[Mark]]:
+def read_marks(model: nn.Module, groups: Iterable[FsdpGroup]) -> dict[int, list[Mark]]:
     """By the id of the user's module, the wrappers and styles applied to it, outermost first."""
     marks: defaultdict[int, list[Mark]] = defaultdict(list)
     for group in groups:
@@ -62,7 +62,7 @@ def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, li
     return marks
 
 
-def _describe_group(group: ManagedGroup) -> Mark:
+def _describe_group(group: FsdpGroup) -> Mark:
     return Mark(
         kind=group.kind,
         detail=group.policy,
@@ -112,7 +112,7 @@ class ModelInventory:
     def __init__(self, model: nn.Module, *, rank: int, rules: Sequence[Rule] = ()) -> None:
         self.model = model
         self.names = ModuleNames(model)
-        self.groups = list(managed_groups(model))
+        self.groups = list(fsdp_groups(model))
         self.tensors: list[TensorEntry] = []
         self.gaps: list[Gap] = []
         self.rank = rank

@@ -93,8 +93,8 @@ class PhaseTracker:
             return self._names.owner_of(origin)
         is_here = threading.get_ident() == self._thread
         reached = next_sequence_number() if is_here else None
-        maker = self._calls.maker_of(origin, self._thread, reached=reached)
-        return NO_MODULE if maker is None else maker
+        creator = self._calls.creator_of(origin, self._thread, reached=reached)
+        return NO_MODULE if creator is None else creator
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._num_optimizers += 1
