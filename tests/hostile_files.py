@@ -13,7 +13,7 @@ import msgspec
 from rich.console import RenderableType
 
 import sample_recordings as samples
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.contract.record import record_contract
 from shardscope.record import (

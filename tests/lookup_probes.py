@@ -45,18 +45,16 @@ from shardscope._torch import (
     autograd,
     checking_modes,
     compiling,
-    custom_ops,
     ddp,
     dispatch,
     dynamo,
     frames,
-    fsdp_groups,
+    fsdp,
     inductor,
     modules,
 )
 from shardscope._torch import aot as aot_backends
 from shardscope._torch import aot as subgraph_calls
-from shardscope._torch import checkpoint as checkpointing
 from shardscope._torch import dispatch as operators
 from shardscope._torch import dtensor as propagation
 from shardscope._torch import dtensor as trial_runs
@@ -71,6 +69,7 @@ from shardscope._torch.collectives import functional, hooks, objects, schema
 from shardscope._torch.cuda import workspaces
 from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.process_groups import simulated as simulated_group
+from shardscope._torch.process_groups import simulated_tensors
 
 __all__ = ["PROBES"]
 
@@ -476,7 +475,7 @@ def flat_parameter_is_recognised() -> bool:
     with simulate(mesh={"dp": 2}):
         model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
         (parameter,) = model.parameters()
-        return isinstance(parameter, fsdp_groups.FlatParameter)
+        return isinstance(parameter, fsdp.FlatParameter)
 
 
 def device_is_read_from_the_base_class() -> bool:
@@ -508,11 +507,11 @@ PROBES: dict[str, Probe] = {
     "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_recognised,
     "torch._C.TensorBase": device_is_read_from_the_base_class,
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
-        simulated_group._COPY(torch.ones(2)), torch.ones(2)
+        simulated_tensors._COPY(torch.ones(2)), torch.ones(2)
     ),
     "torch.nested._internal.nested_tensor": lambda: all(
-        name in inspect.getsource(torch.nested) and hasattr(simulated_group._nested_tensor, name)
-        for name in simulated_group._JAGGED
+        name in inspect.getsource(torch.nested) and hasattr(simulated_tensors._nested_tensor, name)
+        for name in simulated_tensors._JAGGED
     ),
     "torch.jit._builtins._get_builtin_table": lambda: (
         import_module("torch.jit._builtins")._get_builtin_table()[id(torch.zeros)] == "aten::zeros"
@@ -559,7 +558,7 @@ PROBES: dict[str, Probe] = {
     "torch.jit._builtins._register_builtin": takes(
         "torch.jit._builtins._register_builtin", abs, "aten::abs"
     ),
-    # autograd.py, snapshot.py, frames.py, checkpoint.py
+    # autograd.py, snapshot.py, frames.py
     "torch.autograd._get_sequence_nr": nodes_are_numbered,
     "torch._C._current_autograd_node": backward_has_graph_task_and_node,
     "torch._C._current_graph_task_id": backward_has_graph_task_and_node,
@@ -589,7 +588,7 @@ PROBES: dict[str, Probe] = {
         frames.Role.FSDP1_REDUCE
     ),
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__": compiled_call_is_on_the_stack,
-    # skip_dynamo.py, module_calls.py, modules.py, checkpoint.py, ddp.py
+    # skip_dynamo.py, module_calls.py, modules.py, autograd.py, ddp.py
     "torch._C._dynamo.eval_frame._FrameAction.SKIP": marked_code_is_not_compiled,
     "torch._C._dynamo.eval_frame._FrameExecStrategy": marked_code_is_not_compiled,
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": marked_code_is_not_compiled,
@@ -603,11 +602,11 @@ PROBES: dict[str, Probe] = {
         modules.unwrap(checkpoint_wrapper(relu := nn.ReLU())) is relu
     ),
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": lambda: (
-        checkpointing.is_checkpoint_wrapper(checkpoint_wrapper(nn.ReLU()))
+        autograd.is_checkpoint_wrapper(checkpoint_wrapper(nn.ReLU()))
     ),
     "torch.distributed._composable.contract._get_registry": lambda: (
-        checkpointing.is_checkpointed(checkpoint(nn.Linear(1, 1)))
-        and not checkpointing.is_checkpointed(nn.Linear(1, 1))
+        autograd.is_checkpointed(checkpoint(nn.Linear(1, 1)))
+        and not autograd.is_checkpointed(nn.Linear(1, 1))
     ),
     "torch.distributed._composable.replicate.DDP": replicated_modules_are_recognised,
     # mesh.py, collectives/objects.py, process_groups/, dtensor.py
@@ -755,7 +754,7 @@ PROBES: dict[str, Probe] = {
         "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
     ),
     "torch._dynamo.lookup_backend": lambda: torch._dynamo.lookup_backend("eager"),
-    # aot.py, inductor.py, compiling.py, checking_modes.py, custom_ops.py
+    # aot.py, inductor.py, compiling.py, checking_modes.py, dispatch.py
     "torch._functorch.aot_autograd.aot_function": lambda: (
         len(aot.trace_graphs(lambda x: [x.sin()], torch.ones(2, requires_grad=True))) == 2
     ),
@@ -793,9 +792,9 @@ PROBES: dict[str, Probe] = {
     ),
     "torch._subclasses.CrossRefFakeMode": ops_are_checked,
     "torch._subclasses.schema_check_mode.SchemaCheckMode": ops_are_checked,
-    "torch._library.custom_ops.CustomOpDef": lambda: custom_ops.is_custom_op(custom_op()),
+    "torch._library.custom_ops.CustomOpDef": lambda: dispatch.is_custom_op(custom_op()),
     "torch._library.custom_ops.OPDEFS": lambda: (
-        custom_op() and custom_ops.describe_custom_op("shardscope_canary::same")
+        custom_op() and dispatch.describe_custom_op("shardscope_canary::same")
     ),
     # export.py, dtensor.py
     "torch._dispatch.python.enable_python_dispatcher": symbolic_sizes_are_divided,

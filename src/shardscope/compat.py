@@ -45,7 +45,7 @@ from shardscope.shard.coverage.torch_summary import (
     get_inductor_decomp_graphs,
     print_op_coverage_summary,
 )
-from shardscope.shard.phases.simple_profiler import SimpleProfiler
+from shardscope.shard.phases.phases import SimpleProfiler
 
 __all__ = [
     "CommDebugMode",

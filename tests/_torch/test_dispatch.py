@@ -12,7 +12,7 @@ from torch._higher_order_ops.wrap import wrap
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from shardscope._torch.checkpoint import find_recomputed, method_owner, reentrant_nodes
+from shardscope._torch.autograd import find_recomputed, method_owner, reentrant_nodes
 from shardscope._torch.dispatch import (
     TorchDispatchMode,
     disable_dispatch_modes,

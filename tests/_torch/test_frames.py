@@ -20,8 +20,14 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from shardscope._torch.checkpoint import find_recomputed
-from shardscope._torch.frames import WITNESSES, Role, find_roles, optimizer_code, recompute_code
+from shardscope._torch.autograd import find_recomputed
+from shardscope._torch.frames import (
+    LOCALS_BY_ROLE,
+    Role,
+    find_roles,
+    optimizer_code,
+    recompute_code,
+)
 
 FUNCTIONS: list[tuple[Role, Callable[..., Any]]] = [
     (Role.ENGINE, torch.autograd.graph._engine_run_backward),
@@ -56,13 +62,14 @@ def test_functions_of_torch_have_their_roles(role: Role, function: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("role", "function"), [(role, function) for role, function in FUNCTIONS if role in WITNESSES]
+    ("role", "function"),
+    [(role, function) for role, function in FUNCTIONS if role in LOCALS_BY_ROLE],
 )
 def test_functions_have_the_local_variables_with_the_cause(
     role: Role, function: Callable[..., Any]
 ) -> None:
     code = code_of(function)
-    missing = set(WITNESSES[role]) - set(code.co_varnames) - set(code.co_cellvars)
+    missing = set(LOCALS_BY_ROLE[role]) - set(code.co_varnames) - set(code.co_cellvars)
     assert missing == set(), (
         f"torch's {function.__qualname__} has no local {missing} any more; _torch/frames.py needs "
         f"it to tell the cause of a collective ({role.name})."
@@ -70,7 +77,7 @@ def test_functions_have_the_local_variables_with_the_cause(
 
 
 def test_every_role_with_local_variables_is_checked() -> None:
-    assert set(WITNESSES) <= {role for role, _ in FUNCTIONS}
+    assert set(LOCALS_BY_ROLE) <= {role for role, _ in FUNCTIONS}
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
-from shardscope.comm.findings import find_comm_problems
-from shardscope.comm.match import review
+from shardscope.comm.findings import find_comm_problems, review
 from shardscope.record import CollectiveKind, Finding, Phase, Redistribute, Severity, Source, merge
 
 _CAUSE = Redistribute(

@@ -16,8 +16,8 @@ from shardscope.attribution import call_sites as stack
 from shardscope.attribution import module_calls as buckets
 from shardscope.attribution import module_calls as calls
 from shardscope.attribution import module_names as names
-from shardscope.attribution import module_records as inventory
-from shardscope.comm import causes, groups, recorder
+from shardscope.attribution import program_records as inventory
+from shardscope.comm import collective_facts, recorder
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
 
@@ -42,7 +42,7 @@ BREAKAGES: dict[str, tuple[Any, str]] = {
     "finding the cause": (recorder, "find_cause"),
     "finding the phase": (recorder, "_phase"),
     "finding the node": (recorder, "current_node"),
-    "describing a group": (groups, "group_label"),
+    "describing a group": (collective_facts, "group_label"),
     "reading the source line": (stack, "_source_at"),
     "making the record": (recorder, "Collective"),
 }
@@ -122,7 +122,7 @@ def test_step_goes_on_when_buckets_cannot_be_read(
 def test_step_goes_on_when_shard_owners_cannot_be_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causes, "param_group_modules", broken)
+    monkeypatch.setattr(collective_facts, "param_group_modules", broken)
     t = run_step(shard_net(Net(depth=1), world.mesh))
     assert [kind for (kind,) in facts(t, "kind")] == ["all_reduce", "all_reduce"]
     assert {gap.place for gap in gaps(t)} == {

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.dispatch import TorchDispatchMode, detect_fake_mode, disable_dispatch_modes
 from shardscope._torch.fake import without_data
-from shardscope._torch.private import find_class, find_name
+from shardscope._torch.private import find_class
+from shardscope._torch.tree import map_leaves
 from shardscope.errors import WorldError
 
 _NEED = "let DDP reduce gradients without data"
-_tree_map = find_name("torch.utils._pytree.tree_map", _NEED)
 
 REPLICATED = find_class(
     "torch.distributed._composable.replicate.DDP",
@@ -172,4 +172,5 @@ class _Counts(torch.Tensor):
             return shown[id(value)] if id(value) in shown else _Counts(value)
 
         with disable_dispatch_modes():
-            return _tree_map(wrap, op(*_tree_map(unwrap, args), **_tree_map(unwrap, kwargs or {})))
+            args, kwargs = map_leaves(unwrap, args), map_leaves(unwrap, kwargs or {})
+            return map_leaves(wrap, op(*args, **kwargs))

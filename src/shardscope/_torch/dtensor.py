@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 from shardscope._torch.dispatch import TorchDispatchMode, disable_dispatch_modes
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.private import find_name
-from shardscope._torch.tree import tensor_leaves, tree_leaves, tree_map
+from shardscope._torch.tree import pytree_leaves, pytree_map, tensor_leaves
 
 _TENSOR = "torch.distributed.tensor"
 
@@ -308,27 +308,27 @@ class ShapePropagationTracker:
 
 _REFUSAL = "got mixed torch.Tensor and DTensor"
 
-Meet = Callable[[str, Sequence[torch.Tensor], DTensor], None]
+ReportMixing = Callable[[str, Sequence[torch.Tensor], DTensor], None]
 Make = Callable[[torch.Tensor], None]
 
 
 @contextmanager
-def allow_mixing(*, meet: Meet, make: Make) -> Iterator[None]:
-    """Treat plain tensors as replicated in ops with DTensors, and report each such op to `meet`.
+def allow_mixing(*, report_mixing: ReportMixing, make: Make) -> Iterator[None]:
+    """Treat plain tensors as replicated in ops with DTensors.
 
-    `make` is called with each plain tensor that an op creates, so that `meet` can look up its
-    origin. Compiled code runs eagerly: in a dispatch mode, torch.compile would give up on it for
-    good.
+    `report_mixing` is called with each such op, its plain tensors and one of its DTensors; `make`
+    with each plain tensor that an op creates, so that its origin is known. Compiled code runs
+    eagerly: in a dispatch mode, torch.compile would give up on it for good.
     """
-    with torch.compiler.set_stance("force_eager"), _Mixing(meet, make):
+    with torch.compiler.set_stance("force_eager"), _Mixing(report_mixing, make):
         yield
 
 
 @final
 class _Mixing(TorchDispatchMode):
-    def __init__(self, meet: Meet, make: Make) -> None:
+    def __init__(self, report_mixing: ReportMixing, make: Make) -> None:
         super().__init__()
-        self._meet = meet
+        self._report_mixing = report_mixing
         self._make = make
 
     def __torch_dispatch__(
@@ -342,7 +342,7 @@ class _Mixing(TorchDispatchMode):
             return self._run_mixed(func, args, kwargs, plain, placed)
         result = func(*args, **kwargs)
         if placed is None:
-            for leaf in tree_leaves(result):
+            for leaf in pytree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._make(leaf)
         return result
@@ -357,8 +357,8 @@ class _Mixing(TorchDispatchMode):
             except RuntimeError as error:
                 if _REFUSAL not in str(error):
                     raise
-        self._meet(str(func), plain, placed)
-        args, kwargs = tree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
+        self._report_mixing(str(func), plain, placed)
+        args, kwargs = pytree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
         return func(*args, **kwargs)
 
 

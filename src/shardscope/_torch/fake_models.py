@@ -17,6 +17,7 @@ from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
 from shardscope._torch.snapshot import StateSnapshot
+from shardscope._torch.tree import map_tensor_leaves
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -90,13 +91,9 @@ class FakeTensorMap:
 
     def _state(self, value: Any) -> Any:
         """An optimizer's state without data, except counters, whose values its arithmetic needs."""
-        if isinstance(value, torch.Tensor):
-            return self._counter(value) if _is_counter(value) else self.of(value)
-        if isinstance(value, dict):
-            return {name: self._state(member) for name, member in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(map(self._state, value))
-        return value
+        return map_tensor_leaves(
+            lambda tensor: self._counter(tensor) if _is_counter(tensor) else self.of(tensor), value
+        )
 
     def _counter(self, tensor: torch.Tensor) -> torch.Tensor:
         with disable_dispatch_modes():
@@ -131,7 +128,7 @@ class FakeTensorMap:
 
 
 @final
-class TensorSubstitution:
+class FakeSubstitution:
     """A fake substitute for each tensor with data that a step uses although others are fake.
 
     Without a fixed substitute, each view of such a tensor would have a storage of its own.
@@ -142,7 +139,7 @@ class TensorSubstitution:
         self._mode = detect_fake_mode()
         self._twins = fake_map
         self._device_type = device_type  # of the substitutes of meta tensors
-        self._stand_ins: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._substitutes: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def are_needed(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has data, or is on meta, while other tensors are fake."""
@@ -155,18 +152,18 @@ class TensorSubstitution:
         if self._twins is not None and self._twins.has_twin(tensor):
             self.num_captured += isinstance(tensor, nn.Parameter)
             return self._twins.of(tensor)
-        entry = self._stand_ins.get(id(tensor))
+        entry = self._substitutes.get(id(tensor))
         if entry is None:
             key = id(tensor)
-            reference = weakref.ref(tensor, lambda _: self._stand_ins.pop(key, None))
-            entry = self._stand_ins[key] = (reference, self._make(tensor))
+            reference = weakref.ref(tensor, lambda _: self._substitutes.pop(key, None))
+            entry = self._substitutes[key] = (reference, self._make(tensor))
         return entry[1]
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._mode is not None
         if not tensor.is_meta:
-            stand_in: torch.Tensor = self._mode.from_tensor(tensor)
-            return stand_in
+            substitute: torch.Tensor = self._mode.from_tensor(tensor)
+            return substitute
         with self._mode:
             empty = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device_type

@@ -40,7 +40,7 @@ class Role(IntEnum):
     REDUCTION = auto()
 
 
-WITNESSES: dict[Role, tuple[str, ...]] = {
+LOCALS_BY_ROLE: dict[Role, tuple[str, ...]] = {
     Role.REDISTRIBUTE: ("current_spec", "target_spec"),
     Role.IMPLICIT: ("suggested_input_schema",),
     Role.FSDP_UNSHARD: ("self",),
@@ -94,7 +94,7 @@ def find_roles() -> dict[int, Role]:
         (recompute_code(), Role.RECOMPUTE),
         (reentrant_code(), Role.RECOMPUTE),
         *(
-            (find_code(name, need, variables=WITNESSES[role]), role)
+            (find_code(name, need, variables=LOCALS_BY_ROLE[role]), role)
             for role, name, need in _FUNCTIONS
         ),
         *((code, Role.EXPLICIT) for code in _explicit_redistributions()),

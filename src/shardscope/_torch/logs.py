@@ -1,4 +1,4 @@
-"""Names of torch's loggers that we write to or silence."""
+"""Names of torch's loggers that we write to or silence. Does not import torch."""
 
 from __future__ import annotations
 

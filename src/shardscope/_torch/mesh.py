@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.fsdp import fsdp_meshes
-from shardscope._torch.modules import every_module, own_parameters
 from shardscope._torch.private import find_name, is_missing
 from shardscope.record import Axis
 
@@ -25,15 +22,6 @@ _world = find_name(
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """The mesh that `mesh` was sliced from, or `mesh` itself."""
     return mesh._get_root_mesh()
-
-
-def meshes_of(model: nn.Module) -> Iterator[DeviceMesh]:
-    """Every mesh of the DTensor parameters and FSDP groups of `model`."""
-    for module in every_module(model):
-        for _, parameter in own_parameters(module):
-            if isinstance(parameter, DTensor):
-                yield parameter.device_mesh
-    yield from fsdp_meshes(model)
 
 
 def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any, final
 import torch
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
+from shardscope._torch.frames import COMPILED_MODULES, LOCALS_BY_ROLE, Role, find_roles
 from shardscope.record import Source, replace_surrogates
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
@@ -142,7 +142,7 @@ def _is_nested(engine: FrameType) -> bool:
 def _read_cause(
     stack: Stack, kind: int, role: Role | None, frame: FrameType, user: CodeType | None
 ) -> None:
-    """Store what a frame shows of the cause: its code, or the locals named in `WITNESSES`."""
+    """Store what a frame shows of the cause: its code, or the locals named in `LOCALS_BY_ROLE`."""
     if kind == _EXPLICIT:
         stack.asked_by = frame.f_code
     elif kind == _GRAPH:
@@ -152,7 +152,7 @@ def _read_cause(
         stack.reduction = frame.f_locals["op"]
     elif role is not None and role not in stack.frame_locals:
         frame_locals = frame.f_locals
-        values = tuple([frame_locals[name] for name in WITNESSES[role]])
+        values = tuple([frame_locals[name] for name in LOCALS_BY_ROLE[role]])
         if stack.frame_locals is _NOTHING:
             stack.frame_locals = {}
         stack.frame_locals[role] = values

@@ -76,7 +76,7 @@ class BucketRegistry:
 
 
 def _contain(buckets: list[Bucket], parameter: torch.Tensor) -> bool:
-    return any(parameter is other for bucket in buckets for other in bucket.parameters)
+    return any(parameter is member for bucket in buckets for member in bucket.parameters)
 
 
 def common_module(names: Sequence[str]) -> str:
@@ -220,14 +220,14 @@ class ModuleCalls:
         # Threads of the autograd engine, which Python did not start, create no forward nodes.
         is_engine_thread = all(thread.ident != own for thread in threading.enumerate())
         reached = None if is_engine_thread else next_sequence_number()
-        maker = self.maker_of(origin, 0 if is_engine_thread else own, reached=reached)
-        return NO_MODULE if maker is None else maker
+        creator = self.creator_of(origin, 0 if is_engine_thread else own, reached=reached)
+        return NO_MODULE if creator is None else creator
 
     def running(self) -> int:
         """The innermost module called on this thread."""
         return self._thread.marks.stack[-1]
 
-    def maker_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
+    def creator_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
         """The module that created the autograd node with this number; None if not observed.
 
         Each thread counts its own numbers. `thread` called backward, and so most likely forward,
@@ -235,19 +235,19 @@ class ModuleCalls:
         node: this thread outside any module, and another thread inside one.
         """
         claims: set[int] = set()
-        other_makers: set[int] = set()
+        other_creators: set[int] = set()
         for marks in tuple(self._marks):
-            maker = marks.find(number)
-            if maker is not None:
-                (claims if marks.thread == thread else other_makers).add(maker)
-        modules, other_makers = claims - {NO_MODULE}, other_makers - {NO_MODULE}
+            creator = marks.find(number)
+            if creator is not None:
+                (claims if marks.thread == thread else other_creators).add(creator)
+        modules, other_creators = claims - {NO_MODULE}, other_creators - {NO_MODULE}
         if len(modules) == 1:
             return modules.pop()
-        if not modules and not other_makers:
+        if not modules and not other_creators:
             return None if thread in self._old_threads and not claims else NO_MODULE
         is_on_other_thread = thread == 0 or (reached is not None and number >= reached)
-        if not modules and len(other_makers) == 1 and is_on_other_thread:
-            return other_makers.pop()
+        if not modules and len(other_creators) == 1 and is_on_other_thread:
+            return other_creators.pop()
         self._report_gap(
             "backward",
             "forwards ran on several threads, so collectives that only autograd could "

@@ -2,17 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol, final
 
+import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
-from shardscope._torch.mesh import describe_axes, meshes_of, root_mesh
+from shardscope._torch.collectives.schema import num_bytes
+from shardscope._torch.fsdp import meshes_of, sharded_parameters, user_class
+from shardscope._torch.mesh import (
+    axis_names,
+    describe_axes,
+    describe_placements,
+    local_shape,
+    root_mesh,
+)
+from shardscope._torch.modules import own_parameters
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.module_records import Inventory
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.record import Axis, Gap, Module, Recording
+from shardscope.record import Axis, Gap, Module, Parameter, RankSpan, Recording
 from shardscope.world import current_world
+
+
+class Reporter(Protocol):
+    """Has the rank of this process, and collects gaps for what cannot be described."""
+
+    rank: int
+
+    def report_gap(self, place: str, fact: str) -> None:
+        """Add a gap to the recording."""
+
+
+@final
+class Inventory:
+    """Creates the record of each named module once, in the order in which modules are found."""
+
+    def __init__(self, names: ModuleNames, recorder: Reporter) -> None:
+        self._names = names
+        self._recorder = recorder
+        self._report_gap = recorder.report_gap
+        self._num_described = 0
+        self._lazy: list[int] = []  # modules with uninitialized (lazy) parameters
+
+    def describe_new(self) -> Iterator[Module]:
+        """Records of the modules found since the last call; a shared module has one record."""
+        first, self._num_described = self._num_described, len(self._names.names)
+        new, self._lazy = [*self._lazy, *range(first, self._num_described)], []
+        if not new:
+            return
+        sharded = self._sharded_parameters()
+        for index in new:
+            module = self._names.module(index)
+            if module is not None and any(is_lazy(p) for _, p in own_parameters(module)):
+                self._lazy.append(index)
+            elif module is not None and not self._names.is_alias(index):
+                try:
+                    yield self._describe(index, module, sharded)
+                except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+                    fact = f"a module could not be described ({error!r})"
+                    self._report_gap(self._names.names[index], fact)
+
+    def _sharded_parameters(self) -> dict[tuple[int, str], torch.Tensor]:
+        """The sharded parameters of FSDP modules; a module shows the full tensor while gathered."""
+        sharded: dict[tuple[int, str], torch.Tensor] = {}
+        for root in self._names.roots():
+            try:
+                sharded |= sharded_parameters(root)
+            except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+                self._report_gap("FSDP", f"its shards could not be read ({error!r})")
+        return sharded
+
+    def _describe(
+        self, index: int, module: nn.Module, sharded: dict[tuple[int, str], torch.Tensor]
+    ) -> Module:
+        return Module(
+            name=self._names.names[index],
+            type=user_class(module).__name__,
+            ranks=(RankSpan(self._recorder.rank),),
+            parameters=tuple(_describe_parameters(module, sharded)),
+            aliases=self._names.aliases(index),
+        )
+
+
+def _describe_parameters(
+    module: nn.Module, sharded: dict[tuple[int, str], torch.Tensor]
+) -> Iterator[Parameter]:
+    for name, parameter in own_parameters(module):
+        yield describe_parameter(name, sharded.get((id(module), name), parameter))
+
+
+def describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
+    """The record of a parameter or buffer, without the fields that only `audit` fills."""
+    placed = parameter if isinstance(parameter, DTensor) else None
+    local, itemsize = local_shape(parameter), parameter.dtype.itemsize
+    return Parameter(
+        name=name,
+        shape=tuple(map(int, parameter.shape)),  # nested tensors have symbolic sizes
+        local_shape=local,
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        placements=() if placed is None else describe_placements(placed.placements),
+        axes=() if placed is None else axis_names(placed.device_mesh),
+        is_trainable=parameter.requires_grad,
+        global_bytes=num_bytes(parameter) if placed is None else parameter.numel() * itemsize,
+        local_bytes=num_bytes(parameter) if placed is None else math.prod(local) * itemsize,
+    )
 
 
 @final

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from shardscope._torch.tree import map_tensor_leaves
+
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -21,13 +23,16 @@ class TensorSubstitution:
     def __init__(self, make: Make) -> None:
         self._make = make
         # By id, with the tensor itself, so that the id is not reused.
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The substitute for `tensor`, the same at every call."""
-        if id(tensor) not in self._made:
-            self._made[id(tensor)] = (tensor, self._match_requires_grad(tensor, self._make(tensor)))
-        return self._made[id(tensor)][1]
+        if id(tensor) not in self._substitutes:
+            self._substitutes[id(tensor)] = (
+                tensor,
+                self._match_requires_grad(tensor, self._make(tensor)),
+            )
+        return self._substitutes[id(tensor)][1]
 
     @staticmethod
     def _match_requires_grad(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -38,22 +43,7 @@ class TensorSubstitution:
 
 def map_tensors(value: Any, change: Make) -> Any:
     """`value` with `change(tensor)` in place of each tensor in its dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        changed = {key: map_tensors(item, change) for key, item in value.items()}
-        return changed if type(value) is dict else _like(value, changed)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    return value
-
-
-def _like(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
-    copy = value.copy()
-    copy.update(changed)
-    return copy
+    return map_tensor_leaves(change, value)
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -74,7 +64,10 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in tensors, mappings, lists, tuples, sets, dataclasses and namespaces."""
+    """The tensors in tensors, mappings, lists, tuples, sets, dataclasses and namespaces.
+
+    These are the containers of users' models, more than `_torch.tree` and torch's pytrees know.
+    """
     if isinstance(value, torch.Tensor):
         yield value
         return

@@ -21,7 +21,7 @@ from shardscope.cli.shared_options import force_option, output_option, rank_opti
 from shardscope.cli.target import Program, name_command
 from shardscope.cli.trace import trace_step
 from shardscope.cli.verb import Verb
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.errors import TargetError
 from shardscope.report.model.names import shorten
 from shardscope.report.text.summary import render_summary

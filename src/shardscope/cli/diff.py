@@ -8,7 +8,7 @@ from shardscope.cli.console import print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
 from shardscope.cli.shared_options import no_fold_option
 from shardscope.cli.verb import Verb, suggest
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load

@@ -14,7 +14,7 @@ from shardscope.cli.destination import check_distinct, name_after, print_saved, 
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file

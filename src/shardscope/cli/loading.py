@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import RecordingError
 from shardscope.record import Recording, expand_ranks, load, merge, merge_files

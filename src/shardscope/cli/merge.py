@@ -8,7 +8,7 @@ from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, check_distinct
 from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.record import Recording, count_ranks, merge_files
 from shardscope.record.units import plural

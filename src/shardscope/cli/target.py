@@ -14,7 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from shardscope.attribution.tensors import tensors_in
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.report.model.names import shorten
@@ -329,7 +330,7 @@ def run_default_step(model: nn.Module, batch: Any) -> None:
     """Forward and backward: the sum of every output that has a gradient is the loss."""
     args, kwargs = split_batch(batch)
     output = model(*args, **kwargs)
-    losses = [tensor.float().sum() for tensor in _tensors(output) if tensor.requires_grad]
+    losses = [tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad]
     if losses:
         torch.autograd.backward(losses)
 
@@ -343,27 +344,13 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def add_outputs(output: Any) -> torch.Tensor:
     """The loss of a program that names none: the sum of every output that can have a gradient."""
-    losses = [tensor.float().sum() for tensor in _tensors(output) if tensor.is_floating_point()]
+    losses = [tensor.float().sum() for tensor in tensors_in(output) if tensor.is_floating_point()]
     if not losses:
         raise TargetError(
             "The model returns no floating-point tensor, so there is no loss to differentiate. "
             "Return one, or define loss(output)."
         )
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
 
 
 def name_command(recording: Recording) -> Recording:

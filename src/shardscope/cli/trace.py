@@ -32,7 +32,7 @@ from shardscope.cli.shared_options import (
 )
 from shardscope.cli.target import Program, isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.comm.trace import Trace, trace
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output

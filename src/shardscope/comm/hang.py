@@ -12,15 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from shardscope.comm.group_order import (
+from shardscope.comm.rank_calls import (
     GroupCalls,
+    Wait,
+    Waiting,
     describe_call,
+    find_cycle,
     find_drift,
     line_of,
     name_ranks,
+    replay_receives,
+    returns_alone,
     sort_by_route,
 )
-from shardscope.comm.waits import Wait, Waiting, find_cycle, replay_receives, returns_alone
 from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
 from shardscope.record.recording import Collective, Finding, Recording, Severity

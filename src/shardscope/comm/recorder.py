@@ -24,8 +24,8 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_number,
     node_origin,
+    reentrant_nodes,
 )
-from shardscope._torch.checkpoint import reentrant_nodes
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import UNREAD, process_group
 from shardscope._torch.ddp import is_in_comm_hook
@@ -35,9 +35,13 @@ from shardscope.attribution.call_sites import Stack, find_backward_caller, read_
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.attribution.run_identity import is_simulated
-from shardscope.comm.causes import drop_torch_references, find_cause
-from shardscope.comm.groups import GroupRegistry, Membership
-from shardscope.comm.traffic import Payload
+from shardscope.comm.collective_facts import (
+    GroupRegistry,
+    Membership,
+    Payload,
+    drop_torch_references,
+    find_cause,
+)
 from shardscope.record import (
     BucketReduce,
     Cause,
@@ -304,9 +308,9 @@ class Recorder:
         own = threading.get_ident()
         for node in reentrant_nodes(sys._getframe()):
             reached = next_sequence_number()
-            maker = self.calls.maker_of(node_number(node), own, reached=reached)
-            if maker is not None and maker != NO_MODULE:
-                return maker
+            creator = self.calls.creator_of(node_number(node), own, reached=reached)
+            if creator is not None and creator != NO_MODULE:
+                return creator
         return NO_MODULE
 
     def _write(self, note: _Note) -> None:
@@ -392,17 +396,17 @@ class Recorder:
             return self._caller_of_function(note)
         if note.node_number is None:
             return note.running
-        maker = self.calls.maker_of(
+        creator = self.calls.creator_of(
             note.node_number, note.stack.backward_caller, reached=note.reached
         )
-        if maker is None:
+        if creator is None:
             self.report_gap(
                 "backward",
                 "its forward ran before the trace began, or on another thread outside any "
                 "module, so collectives that only autograd could attribute have no module",
             )
             return NO_MODULE
-        return note.running if maker == NO_MODULE else maker
+        return note.running if creator == NO_MODULE else creator
 
     def _caller_of_function(self, note: _Note) -> int:
         """The module that called the function that is being recomputed.

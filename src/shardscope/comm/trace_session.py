@@ -16,12 +16,11 @@ from msgspec.structs import replace
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.module_records import Inventory
-from shardscope.attribution.program_records import read_axes
+from shardscope.attribution.program_records import Inventory, read_axes
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.attribution.spans import DEVICE_CLOCK, SpanBeginCallback, Timing
+from shardscope.comm.collective_facts import GroupRegistry
 from shardscope.comm.findings import find_comm_problems
-from shardscope.comm.groups import GroupRegistry
 from shardscope.comm.rank_stream import RankStream
 from shardscope.comm.recorder import Recorder, raise_if_from_signal
 from shardscope.errors import OutputError, TraceError

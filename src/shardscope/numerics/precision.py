@@ -26,6 +26,7 @@ from shardscope._torch.dispatch import (
     op_schema,
 )
 from shardscope._torch.modules import exchange_tensors
+from shardscope._torch.tree import map_leaves, tensor_leaves
 from shardscope.attribution.tensors import TensorSubstitution, map_tensors
 from shardscope.numerics.noise import epsilon, is_inexact
 
@@ -174,11 +175,11 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._draw(func, args, kwargs)
         written = _written_arguments(func)
         args = tuple(
-            value if index in written else map_arguments(value, _convert_argument_to_fp64)
+            value if index in written else map_leaves(_convert_argument_to_fp64, value)
             for index, value in enumerate(args)
         )
         kwargs = {
-            name: value if name in written else map_arguments(value, _convert_argument_to_fp64)
+            name: value if name in written else map_leaves(_convert_argument_to_fp64, value)
             for name, value in kwargs.items()
         }
         return func(*args, **kwargs)
@@ -194,7 +195,7 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "dtype" in names and kwargs.get("dtype") is None:
             like = first.dtype if isinstance(first, Tensor) else None
             kwargs = {**kwargs, "dtype": self._default if like is None else self._shrink(like)}
-        return map_arguments(func(*args, **kwargs), _convert_argument_to_fp64)
+        return map_leaves(_convert_argument_to_fp64, func(*args, **kwargs))
 
     def _shrink(self, dtype: torch.dtype) -> torch.dtype:
         return self._narrow if dtype is torch.float64 else dtype
@@ -233,13 +234,6 @@ def _copy_argument_to_fp64(value: object) -> object:
     if isinstance(value, Tensor) and value.dtype in (torch.float64, torch.complex128):
         return value.clone()
     return _convert_argument_to_fp64(value)
-
-
-def map_arguments(value: object, change: Callable[[object], object]) -> object:
-    """Apply `change` to every leaf of nested lists and tuples of arguments or results."""
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(map_arguments(item, change) for item in value)
-    return change(value)
 
 
 @final
@@ -287,7 +281,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if _written_arguments(func):
             return self._perturb_written(func, args, kwargs, result)
-        tensors = list(_tensors(result))
+        tensors = tensor_leaves(result)
         if not any(map(_is_dense_local, tensors)) or not any(map(is_inexact, tensors)):
             return result
         return self._perturb_result(func, args, kwargs, result)
@@ -296,9 +290,9 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, args: tuple[object, ...], kwargs: Kwargs, result: object
     ) -> object:
         growth = _find_growth(func, (args, tuple(kwargs.values())), result)
-        wide_args = [map_arguments(value, _copy_argument_to_fp64) for value in args]
+        wide_args = [map_leaves(_copy_argument_to_fp64, value) for value in args]
         wide_kwargs = {
-            name: map_arguments(value, _copy_argument_to_fp64) for name, value in kwargs.items()
+            name: map_leaves(_copy_argument_to_fp64, value) for name, value in kwargs.items()
         }
         fp64: object = None
         perturbed_fp64: object = None
@@ -306,7 +300,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wide_result = func(*wide_args, **wide_kwargs)
             amount = growth * _accumulation(result)
             perturbed_args = [
-                map_arguments(value, lambda leaf: self._perturb_value(leaf, amount))
+                map_leaves(lambda leaf: self._perturb_value(leaf, amount), value)
                 for value in wide_args
             ]
             fp64, perturbed_fp64 = wide_result, func(*perturbed_args, **wide_kwargs)
@@ -350,7 +344,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written_keys = _written_arguments(func)
         written = [value for index, value in enumerate(args) if index in written_keys]
         written += [value for name, value in kwargs.items() if name in written_keys]
-        for tensor in {id(tensor): tensor for tensor in _tensors((written, result))}.values():
+        for tensor in {id(tensor): tensor for tensor in tensor_leaves((written, result))}.values():
             if _is_rounded(tensor):
                 tensor.copy_(self._perturb(tensor, epsilon(tensor.dtype)))
         return result
@@ -403,7 +397,7 @@ def _is_integral(tensor: Tensor) -> Tensor:
 
 def _accumulation(result: object) -> float:
     """The machine epsilon in which ops accumulate: float32 for lower dtypes."""
-    finest = min(epsilon(tensor.dtype) for tensor in _tensors(result) if is_inexact(tensor))
+    finest = min(epsilon(tensor.dtype) for tensor in tensor_leaves(result) if is_inexact(tensor))
     return min(finest, epsilon(torch.float32))
 
 
@@ -411,9 +405,11 @@ def _find_growth(func: OpOverload, args: object, result: object) -> float:
     """The error of an op in units in the last place, which grows with the length of its sums."""
     if torch.Tag.pointwise in func.tags:
         return 1.0
-    inputs = [tensor for tensor in _tensors(args) if is_inexact(tensor)]
+    inputs = [tensor for tensor in tensor_leaves(args) if is_inexact(tensor)]
     largest = max((tensor.numel() for tensor in inputs), default=1)
-    smallest = min((tensor.numel() for tensor in _tensors(result) if tensor.numel()), default=1)
+    smallest = min(
+        (tensor.numel() for tensor in tensor_leaves(result) if tensor.numel()), default=1
+    )
     longest = max((size for tensor in inputs for size in tensor.shape), default=1)
     return max(1.0, math.sqrt(max(largest / smallest, longest)) / _BLOCK)
 
@@ -426,14 +422,6 @@ def _is_rounding_free(func: OpOverload) -> bool:
         returned.alias_info is not None and not returned.alias_info.is_write for returned in returns
     )
     return is_view or (func.namespace == "aten" and op_packet(func).__name__ in _ROUNDING_FREE)
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _map_results(

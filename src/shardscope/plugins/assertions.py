@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from shardscope.comm.match import review
+from shardscope.comm.findings import review
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.compile.explain.explain import explain

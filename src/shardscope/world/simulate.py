@@ -24,15 +24,18 @@ from shardscope._torch.cuda.kernel_choices import foreach_by_default
 from shardscope._torch.cuda.simulated import recompiles_across_devices, simulated_cuda
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
-from shardscope._torch.process_groups.pipelining import isolated_stages, shared_rank_maps
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
     coalesced_ops_on_fake_tensors,
+    isolated_stages,
+    shared_rank_maps,
+    simulated_group,
+)
+from shardscope._torch.process_groups.simulated_tensors import (
     explained_lack_of_data,
     fake_tensors,
     meshes_with_data,
     refused_nested_tensors,
-    simulated_group,
 )
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS

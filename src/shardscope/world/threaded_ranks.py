@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope._torch.dispatch import disable_dispatch_modes
-from shardscope._torch.process_groups.collective_semantics import CollectiveRequest, carry_out
+from shardscope._torch.process_groups.collective_semantics import CollectiveRequest, fill_outputs
 from shardscope._torch.process_groups.rank_state import RankState
 from shardscope._torch.process_groups.threaded import GroupKey, joined_world, threaded_backend
 from shardscope.errors import CollectiveError, RankError, ShardscopeError, WorldError
@@ -211,15 +211,15 @@ class _Exchange:
         )
         self._receivers: dict[tuple[GroupKey, int], int] = {}
 
-    def meet(self, group: GroupKey, rank: int, posted: CollectiveRequest) -> None:
+    def join(self, group: GroupKey, rank: int, request: CollectiveRequest) -> None:
         posts = self._posts[group]
-        posts[rank] = posted
+        posts[rank] = request
         if len(posts) < len(group.ranks):
-            self._scheduler.wait(group.ranks[rank], f"{posted.describe()} with {group.describe()}")
+            self._scheduler.wait(group.ranks[rank], f"{request.describe()} with {group.describe()}")
             return
         del self._posts[group]
         with disable_dispatch_modes():
-            carry_out([posts[member] for member in range(len(group.ranks))])
+            fill_outputs([posts[member] for member in range(len(group.ranks))])
         for member in range(len(group.ranks)):
             self._scheduler.wake(group.ranks[member])
 

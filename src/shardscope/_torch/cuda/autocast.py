@@ -18,6 +18,7 @@ from torch.library import Library
 
 from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.private import find_name
+from shardscope._torch.tree import map_tensor_leaves, tensor_leaves
 
 _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (*_HALF, torch.float32)
@@ -230,7 +231,7 @@ def _run(op: Any, cast: Cast, device_type: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
         with torch.autocast("cpu", enabled=False):
-            tensors = list(_list_tensors(args)) if has_fake_tensors(args) else []
+            tensors = tensor_leaves(args) if has_fake_tensors(args) else []
             if not any(tensor.device.type == device_type for tensor in tensors):
                 return op(*args, **kwargs)
             called, args, kwargs = cast(op, args, kwargs, dtype)
@@ -275,14 +276,6 @@ def _with_cpu(
     return enter_both, leave_both
 
 
-def _list_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _list_tensors(item)
-
-
 def _cast_to_lower_precision(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> Call:
@@ -320,7 +313,7 @@ def _append_dtype(
 def _cast_to_widest(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> Call:
-    if any(tensor.dtype == torch.float32 for tensor in _list_tensors(args)):
+    if any(tensor.dtype == torch.float32 for tensor in tensor_leaves(args)):
         dtype = torch.float32
     return op, _cast_all(args, dtype), kwargs
 
@@ -335,10 +328,8 @@ def _raise_banned(
     )
 
 
-def _cast_all(value: Any, dtype: torch.dtype) -> Any:
-    """The value with its floating-point tensors, except float64, cast to `dtype`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.dtype in _WIDE else value
-    if isinstance(value, list | tuple):
-        return type(value)(_cast_all(item, dtype) for item in value)
-    return value
+def _cast_all(args: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    """The arguments with their floating-point tensors, except float64, cast to `dtype`."""
+    return map_tensor_leaves(
+        lambda tensor: tensor.to(dtype) if tensor.dtype in _WIDE else tensor, args
+    )

@@ -140,7 +140,7 @@ def simulated_runtime() -> Iterator[None]:
         for name in _WITHOUT_ANSWER:
             replaced = getattr(torch.cuda, name, None)
             if replaced is not None:
-                refuse = stand_in(replaced, _refuse(f"torch.cuda.{name}"))
+                refuse = replacement_class(replaced, _refuse(f"torch.cuda.{name}"))
                 replace_attribute(stack, torch.cuda, name, refuse)
         for name in ("mark", "range_end", "range_pop", "range_push", "range_start"):
             replace_attribute(stack, torch.cuda.nvtx, name, _distinct(_no_range))
@@ -148,7 +148,7 @@ def simulated_runtime() -> Iterator[None]:
             replace_attribute(stack, torch.cuda.profiler, name, _distinct(_nothing))
         for name in ("Stream", "Event"):
             make = functools.partial(_make_on_cuda, getattr(torch, name), _CUDA[name], name)
-            replace_attribute(stack, torch, name, stand_in(getattr(torch, name), make))
+            replace_attribute(stack, torch, name, replacement_class(getattr(torch, name), make))
         # nn.LSTM asks before it lays out its weights, and would warn that cuDNN is missing.
         replace_attribute(stack, torch.backends.cudnn, "is_acceptable", lambda tensor: False)
         _answer_random_states(stack)
@@ -184,7 +184,7 @@ def _clear_function_cache() -> None:
         rules.clear_lru_cache()
 
 
-def stand_in(original: type, make: Callable[..., Any]) -> Any:
+def replacement_class(original: type, make: Callable[..., Any]) -> Any:
     """A class whose call runs `make` and that otherwise behaves as `original`.
 
     For C++ classes, which cannot be subclassed or patched.

@@ -20,19 +20,17 @@ from shardscope._torch.cuda.runtime import (
     NUM_DEVICES,
     current_index,
     replace_attribute,
+    replacement_class,
     simulated_runtime,
-    stand_in,
 )
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
+from shardscope._torch.tree import leaves
 
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
 _TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")
-_tree_leaves = find_name(
-    "torch.utils._pytree.tree_leaves", "find the tensors among the results of an op"
-)
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
 _RECOMPILE = "recompile a function for tensors on another simulated device"
@@ -56,7 +54,7 @@ _Generator = torch.Generator
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Allow fake tensors on "cuda" on a machine without a GPU until the context ends."""
-    require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase, _tree_leaves)
+    require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase)
     with ExitStack() as stack:
         stack.enter_context(simulated_runtime())
         _show_host_device_to_cpp(stack)
@@ -256,7 +254,7 @@ def _take_indices_of_devices(stack: ExitStack) -> None:
     replace_attribute(stack, torch.utils._device, "_device_constructors", list_own)
     for name in _NEW:
         replace_attribute(stack, torch.Tensor, name, _by_index(getattr(torch.Tensor, name)))
-    replace_attribute(stack, torch, "device", stand_in(torch.device, device))
+    replace_attribute(stack, torch, "device", replacement_class(torch.device, device))
 
 
 @final
@@ -337,7 +335,7 @@ def _make_generators(stack: ExitStack) -> None:
         return _CudaGenerator(device) if is_cuda else _Generator(device)
 
     defaults = tuple(make(index) for index in range(NUM_DEVICES))
-    replace_attribute(stack, torch, "Generator", stand_in(_Generator, make))
+    replace_attribute(stack, torch, "Generator", replacement_class(_Generator, make))
     replace_attribute(stack, torch.cuda, "default_generators", defaults)
 
 
@@ -350,7 +348,7 @@ def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any
         return moved if isinstance(result, list) else tuple(moved)
     if not _is_constant(result):
         return result
-    devices = (leaf.device for leaf in _tree_leaves(args) if isinstance(leaf, FakeTensor))
+    devices = (leaf.device for leaf in leaves(args) if isinstance(leaf, FakeTensor))
     device = next((device for device in devices if device.type == "cuda"), None)
     if device is None or result.device.type != "cpu":
         return result
@@ -408,7 +406,7 @@ def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *r
         for fake, before in fakes:
             fake.fake_device = before
     input_ids = {id(fake) for fake, _ in fakes}
-    for output in _tree_leaves(result):
+    for output in leaves(result):
         if isinstance(output, FakeTensor) and id(output) not in input_ids:
             output.fake_device = device
     return result

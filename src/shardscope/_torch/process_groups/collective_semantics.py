@@ -1,4 +1,8 @@
-"""Computes each kind of collective for all ranks of a group at once, on tensors with data."""
+"""What collectives compute: the result of every rank of a group, from the inputs of all ranks.
+
+Used wherever all ranks are in one process: threaded ranks fill the output tensors of each call
+(`fill_outputs`), ranks in lockstep take the results as new tensors (`collective_results`).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,17 @@ Tensors = Sequence[torch.Tensor]
 @final
 @dataclass(frozen=True, eq=False)
 class CollectiveRequest:
-    """One rank's call of a collective: its inputs, and the outputs to be filled."""
+    """One rank's call of a collective.
+
+    `kind` is `all_reduce`, `reduce`, `broadcast`, `all_gather`, `gather`, `scatter`,
+    `reduce_scatter`, `all_to_all`, `all_to_all_single` or `barrier`; `root` is a rank of the group;
+    `reduction` is the name of a `ReduceOp`, such as `SUM`. `outputs` are the tensors to be filled,
+    if the caller has some.
+    """
 
     kind: str
     inputs: Tensors
-    outputs: Tensors
+    outputs: Tensors = ()
     root: int = 0
     reduction: str = ""
     input_splits: Sequence[int] = ()
@@ -46,14 +56,24 @@ class CollectiveRequest:
         return (self.kind, self.root, self.reduction)
 
 
-def carry_out(requests: Sequence[CollectiveRequest]) -> None:
-    """Fill every rank's outputs; raise where a real group would hang, fail or return garbage."""
+def collective_results(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    """By rank of the group, the results of a collective, given the call of each rank.
+
+    Results are new tensors, which ranks may share; only the root of `reduce` and `gather` has any,
+    apart from its inputs. Raises where a real group would hang, fail or return garbage.
+    """
     first = requests[0]
     for rank, request in enumerate(requests):
         if request.signature != first.signature:
             raise _disagree(requests, rank)
     with torch.no_grad():
-        results = _KINDS[first.kind](requests)
+        return _KINDS[first.kind](requests)
+
+
+def fill_outputs(requests: Sequence[CollectiveRequest]) -> None:
+    """Fill every rank's outputs with the results of a collective."""
+    results = collective_results(requests)
+    with torch.no_grad():
         # Results are new tensors: an output may share the memory of an input.
         for rank, (request, result) in enumerate(zip(requests, results, strict=True)):
             for output, value in zip(request.outputs, result, strict=True):
@@ -75,6 +95,11 @@ def _disagree(requests: Sequence[CollectiveRequest], rank: int) -> CollectiveErr
 
 
 def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
+    """Reduce the input `index` of all ranks, in the order of the ranks.
+
+    16-bit floats are accumulated in float32 and rounded once, so that the error does not grow with
+    the number of ranks.
+    """
     parts = [request.inputs[index] for request in requests]
     for rank, part in enumerate(parts):
         if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
@@ -85,18 +110,23 @@ def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
             f"{requests[0].kind} reduces by {reduction}, which ranks in one process cannot. Use "
             "SUM, AVG, MAX, MIN or PRODUCT, or run the ranks as processes."
         )
-    total = parts[0].clone()
+    dtype = parts[0].dtype
+    is_16_bit = dtype.is_floating_point and dtype.itemsize == 2
+    total = parts[0].to(torch.float32 if is_16_bit else dtype, copy=True)
     for part in parts[1:]:
-        _REDUCTIONS[reduction](total, part)
-    return total.div_(len(parts)) if reduction == "AVG" else total
+        total = _REDUCTIONS[reduction](total, part)
+    if reduction == "AVG":
+        total.div_(len(parts))
+    return total.to(dtype)
 
 
-_REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+# Each reduces the second tensor into the first, in place where torch can.
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.Tensor.add_,
     "AVG": torch.Tensor.add_,
     "PRODUCT": torch.Tensor.mul_,
-    "MAX": lambda total, part: torch.maximum(total, part, out=total),
-    "MIN": lambda total, part: torch.minimum(total, part, out=total),
+    "MAX": torch.maximum,
+    "MIN": torch.minimum,
     "BAND": torch.Tensor.bitwise_and_,
     "BOR": torch.Tensor.bitwise_or_,
     "BXOR": torch.Tensor.bitwise_xor_,
@@ -161,18 +191,26 @@ def _all_to_all(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
 
 
 def _all_to_all_single(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
-    sent = [_split(request.inputs[0], request.input_splits, len(requests)) for request in requests]
+    """Rank i receives the i-th split of every rank's input, concatenated in the ranks' order."""
+    sent = [split_for_ranks(r.inputs[0], len(requests), r.input_splits) for r in requests]
     results: list[Tensors] = []
     for rank, request in enumerate(requests):
         received = [parts[rank] for parts in sent]
-        expected = _split(request.outputs[0], request.output_splits, len(requests))
-        if any(part.shape != output.shape for part, output in zip(received, expected, strict=True)):
+        if request.output_splits:
+            expected = list(request.output_splits)
+        else:  # equal splits, of the output if there is one
+            outputs = request.outputs or request.inputs
+            expected = [part.shape[0] for part in split_for_ranks(outputs[0], len(requests))]
+        if [part.shape[0] for part in received] != expected:
             raise _disagree(requests, rank)
         results.append([torch.cat(received)])
     return results
 
 
-def _split(tensor: torch.Tensor, sizes: Sequence[int], num_ranks: int) -> Tensors:
+def split_for_ranks(
+    tensor: torch.Tensor, num_ranks: int, sizes: Sequence[int] = ()
+) -> list[torch.Tensor]:
+    """A tensor's parts for each rank along the first dim, of these sizes or of equal size."""
     if sizes:
         return list(tensor.split(list(sizes)))
     if not tensor.shape[0]:

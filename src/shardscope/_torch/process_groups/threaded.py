@@ -49,7 +49,7 @@ class GroupKey(NamedTuple):
 class Exchange(Protocol):
     """Runs collectives and messages between threaded ranks; ranks are those of the group."""
 
-    def meet(self, group: GroupKey, rank: int, request: CollectiveRequest) -> None:
+    def join(self, group: GroupKey, rank: int, request: CollectiveRequest) -> None:
         """Join a collective; returns when its outputs are filled."""
 
     def send(self, group: GroupKey, rank: int, to: int, tag: int, tensor: torch.Tensor) -> None:
@@ -104,21 +104,21 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         tensors = _listed(tensors)
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return self._meet("all_reduce", tensors, tensors, reduction=name_reduction(op))
+        return self._join("all_reduce", tensors, tensors, reduction=name_reduction(op))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> Any:
-        return self._meet(
+        return self._join(
             "reduce", tensors, tensors, root=opts.rootRank, reduction=name_reduction(opts.reduceOp)
         )
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         tensors = _listed(tensors)
-        return self._meet("broadcast", tensors, tensors, root=opts.rootRank)
+        return self._join("broadcast", tensors, tensors, root=opts.rootRank)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._meet(
+        return self._join(
             "all_gather", inputs, [tensor for tensors in outputs for tensor in tensors]
         )
 
@@ -134,7 +134,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [tensor for tensors in outputs for tensor in tensors]
-        return self._meet("gather", inputs, spread, root=opts.rootRank)
+        return self._join("gather", inputs, spread, root=opts.rootRank)
 
     def gather_single(self, output: Any, source: Any, opts: Any) -> Any:
         is_root = self._own_rank == opts.rootRank
@@ -144,11 +144,11 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [tensor for tensors in inputs for tensor in tensors]
-        return self._meet("scatter", spread, outputs, root=opts.rootRank)
+        return self._join("scatter", spread, outputs, root=opts.rootRank)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [tensor for tensors in inputs for tensor in tensors]
-        return self._meet(
+        return self._join(
             "reduce_scatter", spread, outputs, reduction=name_reduction(opts.reduceOp)
         )
 
@@ -161,7 +161,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._meet("all_to_all", inputs, outputs)
+        return self._join("all_to_all", inputs, outputs)
 
     def all_to_all_single(
         self,
@@ -171,7 +171,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         input_splits: Any = None,
         opts: Any = None,
     ) -> Any:
-        return self._meet(
+        return self._join(
             "all_to_all_single",
             [source],
             [output],
@@ -180,10 +180,10 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         )
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._meet("barrier", [], [])
+        return self._join("barrier", [], [])
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        self._meet("barrier", [], [])
+        self._join("barrier", [], [])
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
         self._exchange.send(self._key, self._own_rank, to, tag, tensors[0].detach().clone())
@@ -214,7 +214,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
             tensor.detach().copy_(sent.reshape(tensor.shape))
         return source
 
-    def _meet(
+    def _join(
         self,
         kind: str,
         inputs: Sequence[torch.Tensor],
@@ -223,7 +223,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         purpose = self.group_desc.removeprefix(OWN) if self.group_desc.startswith(OWN) else ""
         request = CollectiveRequest(kind, inputs, outputs, purpose=purpose, **more)
-        self._exchange.meet(self._key, self._own_rank, request)
+        self._exchange.join(self._key, self._own_rank, request)
         return _finished(outputs)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, final
 
@@ -19,11 +19,14 @@ from shardscope._torch.autograd import (
     NO_GRAPH_TASK,
     current_graph_task,
     current_node,
+    find_recomputed,
+    method_owner,
     next_sequence_number,
     node_origin,
+    reentrant_nodes,
 )
-from shardscope._torch.checkpoint import find_recomputed, method_owner, reentrant_nodes
 from shardscope._torch.collectives.schema import OPS
+from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import find_backward_caller, read_stack
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
@@ -95,20 +98,20 @@ class Positions:
         node = current_node()
         if node is None:  # a callback at the end of backward
             return NO_MODULE
-        maker = self._maker(node, task)
-        if maker == NO_MODULE:  # the node may have been created during recomputation
-            makers = (self._maker(node, task) for node in reentrant_nodes(sys._getframe()))
-            maker = next((maker for maker in makers if maker != NO_MODULE), NO_MODULE)
-        return maker
+        creator = self._creator(node, task)
+        if creator == NO_MODULE:  # the node may have been created during recomputation
+            creators = (self._creator(node, task) for node in reentrant_nodes(sys._getframe()))
+            creator = next((creator for creator in creators if creator != NO_MODULE), NO_MODULE)
+        return creator
 
-    def _maker(self, node: Any, task: int) -> int:
+    def _creator(self, node: Any, task: int) -> int:
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
             return self._names.owner_of(origin)
         caller = self._caller(task)
         reached = next_sequence_number() if caller == threading.get_ident() else None
-        maker = self._calls.maker_of(origin, caller, reached=reached)
-        return NO_MODULE if maker is None else maker
+        creator = self._calls.creator_of(origin, caller, reached=reached)
+        return NO_MODULE if creator is None else creator
 
     def _caller(self, task: int) -> int:
         """The thread that called backward; cached per graph task."""
@@ -222,7 +225,9 @@ class OperationLists:
 
     def add(self, op: Any, args: Sequence[Any], module: str, position: Position) -> None:
         """Append an op to the list of `module`."""
-        operation = self._operation(op, list(_dtensors(args)), position)
+        operation = self._operation(
+            op, [leaf for leaf in leaves(args) if isinstance(leaf, DTensor)], position
+        )
         lists = self.by_module.setdefault(module, {"operations_list": []})
         lists["operations_list"].append(operation)
 
@@ -247,11 +252,3 @@ def _describe(op: Any, inputs: list[DTensor], position: Position) -> Operation:
         "is_bw": position.is_backward,
         "is_activation_checkpointing": position.is_recompute,
     }
-
-
-def _dtensors(args: Sequence[Any]) -> Iterator[DTensor]:
-    for value in args:
-        if isinstance(value, DTensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _dtensors(value)

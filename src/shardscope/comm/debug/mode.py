@@ -24,6 +24,7 @@ from shardscope._torch.dispatch import (
 )
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope.attribution.module_names import ModuleNames
+from shardscope.comm.collective_facts import GroupRegistry
 from shardscope.comm.debug.counts import (
     GLOBAL,
     CollectiveCounts,
@@ -44,7 +45,6 @@ from shardscope.comm.debug.tables import (
     format_table,
     strip_colours,
 )
-from shardscope.comm.groups import GroupRegistry
 from shardscope.comm.recorder import Recorder
 from shardscope.record import Collective, Gap, Phase
 

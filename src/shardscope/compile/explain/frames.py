@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from shardscope._torch.collectives.graph_targets import (
+from shardscope._torch.collectives.functional import (
     find_group,
     inner_graphs,
     is_bookkeeping,

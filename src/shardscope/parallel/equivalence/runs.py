@@ -21,6 +21,7 @@ from shardscope._torch.dispatch import (
     op_packet,
 )
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.tree import map_leaves
 from shardscope.errors import ParityError, ShardscopeError
 from shardscope.numerics import (
     RngUseMode,
@@ -29,7 +30,6 @@ from shardscope.numerics import (
     fp64_mode,
     is_random,
     main_dtype,
-    map_arguments,
     perturb_ulp_,
     to_fp64,
 )
@@ -67,7 +67,7 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if name in _MEANS:
             drawn = func(*args, **kwargs)  # for its shape, or as the destination
-            return map_arguments(drawn, lambda value: _fill_with_mean(value, name, arguments))
+            return map_leaves(lambda value: _fill_with_mean(value, name, arguments), drawn)
         return func(*args, **kwargs)
 
 

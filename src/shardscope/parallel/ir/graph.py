@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, final
 
 import torch
 
+from shardscope._torch.tree import leaves
 from shardscope.errors import ParallelError, ShardscopeError
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
@@ -193,16 +194,7 @@ class ShardingGraph:
 
 def values_in(nest: Any) -> Iterator[Value]:
     """Every value in nested dicts, lists, tuples and slices, in order."""
-    if isinstance(nest, Value):
-        yield nest
-    elif isinstance(nest, (list, tuple)):
-        for item in nest:
-            yield from values_in(item)
-    elif isinstance(nest, dict):
-        for item in nest.values():
-            yield from values_in(item)
-    elif isinstance(nest, slice):
-        yield from values_in((nest.start, nest.stop, nest.step))
+    return (leaf for leaf in leaves(nest) if isinstance(leaf, Value))
 
 
 def map_nest(nest: Any, function: Callable[[Any], Any]) -> Any:

@@ -22,6 +22,7 @@ from shardscope._torch.dispatch import (
     op_schema,
 )
 from shardscope._torch.export import expression_of
+from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import user_line
 from shardscope.parallel.ir.graph import (
     Attribute,
@@ -330,7 +331,7 @@ class _Reader:
             OpNode(
                 op=op,
                 arguments=map_nest(arguments, self._value_of),
-                outputs=[leaf for leaf in _leaves(result) if isinstance(leaf, Value)],
+                outputs=[leaf for leaf in leaves(result) if isinstance(leaf, Value)],
                 result=result,
                 origin=origin_of(node),
             )
@@ -399,9 +400,3 @@ def _make_value(name: str, val: object, sizes: OpenSizes) -> Value:
         shape = tuple(sizes.of(expression_of(size)) for size in val.shape)
         return Value(name, shape=shape, dtype=val.dtype, example=val)
     return Value(name, scalar=sizes.of(expression_of(val)), example=val)
-
-
-def _leaves(nest: object) -> list[object]:
-    if isinstance(nest, (list, tuple)):
-        return [leaf for item in nest for leaf in _leaves(item)]
-    return [nest]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import fx
 
+from shardscope._torch.tree import leaves
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.plan.placements import Placement, Size
 
@@ -73,13 +74,9 @@ class Strategy:
     is_permutation_invariant: bool = True
 
 
-def tensors_in(value: Any) -> Iterator[TensorSpec]:
+def tensors_in(value: Iterable[Any]) -> Iterator[TensorSpec]:
     """Every tensor in nested lists, in order."""
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
-        for item in value:
-            yield from tensors_in(item)
+    return (leaf for leaf in leaves(list(value)) if isinstance(leaf, TensorSpec))
 
 
 LocalSize = int | fx.Node

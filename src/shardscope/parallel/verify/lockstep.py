@@ -17,6 +17,11 @@ from shardscope._torch.collectives.functional import (
     WAIT,
     is_collective,
 )
+from shardscope._torch.process_groups.collective_semantics import (
+    CollectiveRequest,
+    collective_results,
+    split_for_ranks,
+)
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
@@ -161,25 +166,29 @@ def _deadlock_error(waiting_nodes: Mapping[int, fx.Node]) -> ParallelError:
     )
 
 
-def _run_collective(op: Any, arguments: Sequence[Any]) -> list[Tensor]:
-    """The result of a collective on each rank of a group, given the arguments of each."""
-    values = [args[0] for args in arguments]
-    num_ranks = len(values)
+def _run_collective(op: Target, arguments: Sequence[Sequence[Any]]) -> list[Tensor]:
+    """The result of a functional collective on each rank of a group, given the arguments of each.
+
+    The arguments are `(input, …, group name)`, with the reduction or the output and input splits
+    in between, as in the op's schema.
+    """
+    results = collective_results([_make_request(op, args) for args in arguments])
+    return [
+        torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0].clone() for tensors in results
+    ]
+
+
+def _make_request(op: Target, args: Sequence[Any]) -> CollectiveRequest:
+    tensor = args[0]
     if op is ALL_REDUCE:
-        total = _reduce(values, arguments[0][1])
-        return [total.clone() for _ in values]
+        return CollectiveRequest("all_reduce", [tensor], reduction=args[1].upper())
     if op is ALL_GATHER:
-        gathered = torch.cat(values)
-        return [gathered.clone() for _ in values]
+        return CollectiveRequest("all_gather", [tensor])
     if op is REDUCE_SCATTER:
-        return [chunk.clone() for chunk in _reduce(values, arguments[0][1]).chunk(num_ranks)]
+        parts = split_for_ranks(tensor, args[2])
+        return CollectiveRequest("reduce_scatter", parts, reduction=args[1].upper())
     assert op is ALL_TO_ALL
-    sent = [torch.split(args[0], list(args[2])) for args in arguments]
-    return [torch.cat([chunks[rank] for chunks in sent]) for rank in range(num_ranks)]
-
-
-def _reduce(values: Sequence[Tensor], reduction: str) -> Tensor:
-    stacked = torch.stack(tuple(values))
-    if reduction == "sum":
-        return stacked.sum(0, dtype=stacked.dtype)
-    return stacked.amax(0) if reduction == "max" else stacked.amin(0)
+    output_splits, input_splits = args[1], args[2]
+    return CollectiveRequest(
+        "all_to_all_single", [tensor], input_splits=input_splits, output_splits=output_splits
+    )

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dtensor import allow_mixing
-from shardscope._torch.mesh import axis_names, describe_axes, meshes_of, root_mesh
+from shardscope._torch.fsdp import meshes_of
+from shardscope._torch.mesh import axis_names, describe_axes, root_mesh
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.call_sites import read_stack
@@ -54,7 +55,7 @@ def find_mixed_tensors(
         with (
             calls.marking_threads(),
             watch_module_calls(calls),
-            allow_mixing(meet=finder.note_mixing, make=finder.note_new_tensor),
+            allow_mixing(report_mixing=finder.note_mixing, make=finder.note_new_tensor),
         ):
             step()
     except Exception as error:  # noqa: BLE001 - a program may raise anything

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.checkpoint import is_checkpoint_wrapper
+from shardscope._torch.autograd import is_checkpoint_wrapper
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import (
     every_module,
@@ -24,9 +24,31 @@ from shardscope._torch.modules import (
 from shardscope.record import Finding, MarkKind, Module, Severity
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.units import format_bytes
-from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names, join_names
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 from shardscope.shard.audit.slices import shard_sizes
+
+RIGHT_ORDER = "Apply tensor parallelism first, then checkpointing, then torch.compile, then FSDP."
+
+
+def fold_names(entries: Iterable[TensorEntry]) -> list[tuple[str, list[TensorEntry]]]:
+    """Group tensors of repeated layers under one name: `layers.*.up.weight (×32)`."""
+    folded: dict[tuple[object, ...], list[TensorEntry]] = {}
+    for entry in entries:
+        pattern = fold_layers(entry.name)
+        folded.setdefault((pattern, entry.record.shape, entry.record.dtype), []).append(entry)
+    return [(_name_all(group), group) for group in folded.values()]
+
+
+def _name_all(entries: list[TensorEntry]) -> str:
+    if len(entries) == 1:
+        return entries[0].name
+    return f"{fold_layers(entries[0].name)} (×{len(entries)})"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence: `dp`, `dp and tp`."""
+    return " and ".join(names)
+
 
 _LARGE_BYTES = 16 * 1024**2
 _MAX_SIZES = 8

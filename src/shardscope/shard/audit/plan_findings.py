@@ -16,7 +16,7 @@ from shardscope.plan import PlanMatcher
 from shardscope.plan.placements import Shard
 from shardscope.plan.styles import Colwise, Rowwise
 from shardscope.record import Finding, MarkKind, Recording, Severity
-from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names
+from shardscope.shard.audit.findings import RIGHT_ORDER, fold_names
 from shardscope.shard.audit.plan import PlanRule, style_dim
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 

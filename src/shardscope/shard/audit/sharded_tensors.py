@@ -19,17 +19,18 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from shardscope._torch.checkpoint import is_checkpointed
+from shardscope._torch.autograd import is_checkpointed
 from shardscope._torch.ddp import is_replicated
 from shardscope._torch.dtensor import parallel_styles
-from shardscope._torch.fsdp import sharded_parameters, user_class
-from shardscope._torch.fsdp_groups import (
+from shardscope._torch.fsdp import (
     FLAT_PARAMETER,
     FlatShard,
-    ManagedGroup,
+    FsdpGroup,
     flat_shards,
-    managed_groups,
+    fsdp_groups,
     modules_under_fsdp,
+    sharded_parameters,
+    user_class,
 )
 from shardscope._torch.modules import (
     every_module,
@@ -41,13 +42,13 @@ from shardscope._torch.modules import (
     unwrap,
 )
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.module_records import describe_parameter
+from shardscope.attribution.program_records import describe_parameter
 from shardscope.plan import PlanMatcher
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import PlanRule
 
 
-def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, list[Mark]]:
+def read_marks(model: nn.Module, groups: Iterable[FsdpGroup]) -> dict[int, list[Mark]]:
     """By the id of the user's module, the wrappers and styles applied to it, outermost first."""
     marks: defaultdict[int, list[Mark]] = defaultdict(list)
     for group in groups:
@@ -62,12 +63,12 @@ def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, li
     return marks
 
 
-def _describe_group(group: ManagedGroup) -> Mark:
+def _describe_group(group: FsdpGroup) -> Mark:
     return Mark(
         kind=group.kind,
         detail=group.policy,
         axes=group.axes,
-        num_parameters=len(group.places),
+        num_parameters=len(group.locations),
     )
 
 
@@ -112,7 +113,7 @@ class ModelInventory:
     def __init__(self, model: nn.Module, *, rank: int, rules: Sequence[PlanRule] = ()) -> None:
         self.model = model
         self.names = ModuleNames(model)
-        self.groups = list(managed_groups(model))
+        self.groups = list(fsdp_groups(model))
         self.tensors: list[TensorEntry] = []
         self.gaps: list[Gap] = []
         self.rank = rank
@@ -248,7 +249,7 @@ class ModelInventory:
                 for top in reversed(group.modules)
                 for module_in_top in every_module(top)
             }
-            for module, parameter in (*group.places, *group.ties):
+            for module, parameter in (*group.locations, *group.ties):
                 top = holders.get(id(module), group.modules[0])
                 yield (id(module), parameter), self.name_of(top)
 

@@ -22,7 +22,8 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.cuda.runtime import is_simulated
 from shardscope._torch.dtensor import preserved_propagator
 from shardscope._torch.fake import NO_DATA
-from shardscope._torch.mesh import describe_axes, meshes_of
+from shardscope._torch.fsdp import meshes_of
+from shardscope._torch.mesh import describe_axes
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.module_names import ModuleNames

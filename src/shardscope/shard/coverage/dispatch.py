@@ -33,7 +33,7 @@ from shardscope._torch.dtensor import (
 )
 from shardscope._torch.fake import NO_DATA, without_data
 from shardscope._torch.frames import Role
-from shardscope._torch.process_groups.simulated import meshes_with_data
+from shardscope._torch.process_groups.simulated_tensors import meshes_with_data
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import tensors_in
 from shardscope.record import CollectiveKind

@@ -22,6 +22,7 @@ from shardscope._torch.autograd import (
 from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order, op_schema
 from shardscope._torch.dtensor import op_handlers
 from shardscope._torch.frames import Role
+from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import Stack, read_stack
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE
@@ -389,7 +390,4 @@ def _is_moving(args: tuple[Any, ...], stack: Stack | None = None) -> bool:
 
 
 def _has_dtensor(values: Any) -> bool:
-    return any(
-        isinstance(value, DTensor) or (isinstance(value, list | tuple) and _has_dtensor(value))
-        for value in values
-    )
+    return any(isinstance(leaf, DTensor) for leaf in leaves(values))

@@ -9,7 +9,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from shardscope._torch.fake_models import TensorSubstitution
+from shardscope._torch.fake_models import FakeSubstitution
 from shardscope._torch.storage import plain_tensors
 from shardscope.record import MemoryKind, Phase
 
@@ -165,7 +165,7 @@ class LiveStorages:
         *,
         device_type: str,
         read_place: Callable[[], PhaseAndModule],
-        substitution: TensorSubstitution,
+        substitution: FakeSubstitution,
     ) -> None:
         self._allocation_log = allocation_log
         self._device_type = device_type

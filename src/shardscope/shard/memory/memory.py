@@ -23,11 +23,11 @@ from torch.optim.optimizer import (
 
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.fake import is_fake
-from shardscope._torch.fake_models import FakeTensorMap, TensorSubstitution
+from shardscope._torch.fake_models import FakeSubstitution, FakeTensorMap
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.private import explain_moved_names
-from shardscope._torch.process_groups.simulated import explained_lack_of_data, fake_tensors
+from shardscope._torch.process_groups.simulated_tensors import explained_lack_of_data, fake_tensors
 from shardscope._torch.snapshot import find_changeable, find_leftovers
 from shardscope._torch.storage import plain_tensors
 from shardscope.attribution.module_names import Models, ModuleNames
@@ -221,7 +221,7 @@ class _Run:
         self._names = ModuleNames(model)
         self._phase_tracker = PhaseTracker(self._names)
         device_type = _device_type(self._names)
-        self._substitution = TensorSubstitution(fake_map, device_type=device_type)
+        self._substitution = FakeSubstitution(fake_map, device_type=device_type)
         self.watcher = MemoryMode(
             self._names, self._phase_tracker, self._substitution, device_type=device_type
         )

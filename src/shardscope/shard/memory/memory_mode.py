@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -26,12 +26,17 @@ from shardscope._torch.dispatch import (
 )
 from shardscope._torch.dtensor import ShapePropagationTracker
 from shardscope._torch.fake import moves_within_cpu, on_device
-from shardscope._torch.fake_models import TensorSubstitution
+from shardscope._torch.fake_models import FakeSubstitution
 from shardscope._torch.frames import is_compiled_running, running_param_group, watched_offloading
-from shardscope._torch.fsdp import is_fully_sharded, param_group_shares
-from shardscope._torch.fsdp_groups import flat_shares, has_flat_parameters
+from shardscope._torch.fsdp import (
+    flat_shares,
+    has_flat_parameters,
+    is_fully_sharded,
+    param_group_shares,
+)
 from shardscope._torch.modules import every_module
 from shardscope._torch.storage import is_wrapper_type, watched_resizes
+from shardscope._torch.tree import map_tensor_leaves, tensor_leaves
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.errors import MemoryProfileError, ShardscopeError
 from shardscope.record import MemoryKind
@@ -60,7 +65,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         names: ModuleNames,
         places: PhaseTracker,
-        substitution: TensorSubstitution,
+        substitution: FakeSubstitution,
         *,
         device_type: str,
     ) -> None:
@@ -110,9 +115,9 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._trials.is_on():
             return op(*args, **(kwargs or {}))
-        inputs = list(_tensors(args))
+        inputs = tensor_leaves(args)
         if kwargs:
-            inputs.extend(_tensors(kwargs.values()))
+            inputs.extend(tensor_leaves(kwargs))
         if any(self._wraps(cls) for cls in types):
             for tensor in inputs:
                 if isinstance(tensor, nn.Parameter):
@@ -244,7 +249,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hooks[id(tensor)] = hook
 
     def _note_result(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
-        for tensor in _tensors((result,)):
+        for tensor in tensor_leaves(result):
             allocation = self._live.find_or_begin(tensor)
             if allocation is not None and op in _EMPTY:
                 allocation.is_buffer = True
@@ -261,7 +266,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_fsdp(self, args: Any, kwargs: Any) -> None:
         """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
         shares = self._find_param_group()
-        for tensor in _tensors((*args, *(kwargs or {}).values())):
+        for tensor in tensor_leaves((args, kwargs or {})):
             for allocation in self._live.find_allocations(tensor):
                 if allocation.is_buffer:
                     allocation.claim(MemoryKind.COMMUNICATION, shares)
@@ -276,27 +281,13 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _substitute(self, value: Any) -> Any:
         """Arguments in which tensors with data are replaced by fake ones."""
-        if isinstance(value, _Tensor):
-            return self._substitution.of(value)
-        if isinstance(value, dict):
-            return {name: self._substitute(item) for name, item in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(map(self._substitute, value))
-        return value
+        return map_tensor_leaves(self._substitution.of, value)
 
     def _wraps(self, cls: type) -> bool:
         known = self._is_wrapper.get(cls)
         if known is None:
             known = self._is_wrapper[cls] = is_wrapper_type(cls)
         return known
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[_Tensor]:
-    for value in values:
-        if isinstance(value, _Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
 
 
 _TORCH = str(Path(torch.__file__).parent)

@@ -17,11 +17,11 @@ from torch.optim.optimizer import (
 
 from shardscope._torch.autograd import (
     current_node,
+    find_recomputed,
     is_in_backward,
     next_sequence_number,
     node_origin,
 )
-from shardscope._torch.checkpoint import find_recomputed
 from shardscope._torch.ddp import Bucket
 from shardscope._torch.frames import is_optimizer_running
 from shardscope._torch.module_calls import watch_module_calls
@@ -93,8 +93,8 @@ class PhaseTracker:
             return self._names.owner_of(origin)
         is_here = threading.get_ident() == self._thread
         reached = next_sequence_number() if is_here else None
-        maker = self._calls.maker_of(origin, self._thread, reached=reached)
-        return NO_MODULE if maker is None else maker
+        creator = self._calls.creator_of(origin, self._thread, reached=reached)
+        return NO_MODULE if creator is None else creator
 
     def _enter_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._num_optimizers += 1

@@ -17,6 +17,7 @@ from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import every_module
 from shardscope._torch.storage import plain_tensors
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
+from shardscope.attribution.tensors import tensors_in
 from shardscope.record import MemoryKind, Phase
 from shardscope.shard.memory.allocations import Allocation, AllocationLog
 
@@ -100,14 +101,9 @@ def _is_ddp(module: Any) -> bool:
 
 def _saved_tensors(output: Any) -> Iterator[torch.Tensor]:
     """The tensors that a checkpoint around the next module would save."""
-    if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield from plain_tensors(output)
-    elif isinstance(output, Mapping):
-        yield from _saved_tensors(list(output.values()))
-    elif isinstance(output, tuple | list):
-        for item in output:
-            yield from _saved_tensors(item)
+    for tensor in tensors_in(output):
+        if tensor.requires_grad:
+            yield from plain_tensors(tensor)
 
 
 def _find_loss(allocation_log: AllocationLog, peak_order: int) -> int:

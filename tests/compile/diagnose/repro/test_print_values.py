@@ -151,8 +151,8 @@ def test_a_few_hundred_numbers_are_inlined_and_the_rest_goes_into_a_file(tmp_pat
     ("value", "reason"),
     [
         (torch.eye(3).to_sparse(), "input 0 is a tensor of layout torch.sparse_coo"),
-        (torch.Generator(), "input 0 cannot be written down"),
-        (object(), "input 0 cannot be written down: object cannot be reached by a name"),
+        (torch.Generator(), "input 0 cannot be written as code"),
+        (object(), "input 0 cannot be written as code: object cannot be reached by a name"),
     ],
 )
 def test_a_value_that_cannot_be_written_as_code_is_refused(

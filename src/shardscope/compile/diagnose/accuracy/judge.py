@@ -18,6 +18,7 @@ from shardscope._torch.compiling import (
     watched_compiles,
 )
 from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.tree import map_tensor_leaves
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,
     describe_error,
@@ -82,9 +83,7 @@ class _RngRecorder(fx.Interpreter):
 
 
 def _detach(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return type(value)(map(_detach, value)) if isinstance(value, list | tuple) else value
+    return map_tensor_leaves(lambda tensor: tensor.detach().clone(), value)
 
 
 @final

@@ -16,17 +16,15 @@ import cloudpickle
 import torch
 from torch import nn
 
-from shardscope._torch.custom_ops import (
+from shardscope._torch.dispatch import (
     CustomOp,
     describe_custom_op,
-    is_custom_op,
-    register_custom_op,
-)
-from shardscope._torch.dispatch import (
     disable_dispatch_modes,
     find_operator,
+    is_custom_op,
     is_operator,
     name_operator,
+    register_custom_op,
     registered_at,
 )
 from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
