@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, shard_size
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.ir.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    Strategy,
+    divides,
+    shard_size,
+)
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.lookup import find_rule
 
 __all__ = ["can_run", "find_strategies"]

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 
 from rule_offers import find_strategies
 from rule_sample import Sample, make_sample
-from shardscope.parallel.ir.placements import Placement, Replicate
+from shardscope.parallel.ir.placements import Placement, Replicate, Strategy
 from shardscope.parallel.ir.reference_sharding import (
     Coordinates,
     all_coordinates,
@@ -28,7 +28,7 @@ from shardscope.parallel.ir.reference_sharding import (
     unshard_tensor,
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 
 __all__ = ["Verdict", "prove", "refute"]
 

@@ -21,9 +21,11 @@ DataDependentOutputException = find_exception(
     "locate code that reads the value of a tensor without data",
 )
 if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
 else:
+    OpOverload = find_name("torch._ops.OpOverload", "recognise ops")
     _disable_current_modes = find_name(
         "torch.utils._python_dispatch._disable_current_modes",
         "keep its own tensor work out of users' dispatch modes",
@@ -53,7 +55,6 @@ _mode_at = find_name(
     "torch._C._get_dispatch_stack_at", "let selective checkpointing decide whether an op is run"
 )
 _HigherOrder = find_name("torch._ops.HigherOrderOperator", "recognise ops that take functions")
-_Overload = find_name("torch._ops.OpOverload", "recognise ops")
 
 
 NEEDED_OF_MODES = (detect_fake_mode, _num_modes, _mode_at)
@@ -85,7 +86,7 @@ def is_higher_order(op: Any) -> bool:
 
 def is_overload(op: Any) -> bool:
     """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
-    return isinstance(op, _Overload)
+    return isinstance(op, OpOverload)
 
 
 def op_packet(op: Any) -> Any:

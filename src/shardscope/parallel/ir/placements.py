@@ -65,6 +65,23 @@ class Partial:
 Placement = Replicate | Shard | Partial
 
 
+@final
+@dataclass(frozen=True)
+class Strategy:
+    """One choice of placements with which the op runs on each rank's local tensors, without
+    communication.
+
+    `is_permutation_invariant`: the op computes the same whichever indices of the sharded dims a
+    rank holds, as long as all sharded tensors hold the same ones. Then the strategy also applies to
+    shards in blocks (Shard.outer, Shard.segments). False for ops that depend on an index's position
+    in the dim, such as views.
+    """
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    is_permutation_invariant: bool = True
+
+
 def divides(divisor: Size, size: Size) -> bool:
     """Whether `size` is a multiple of `divisor`, for every value its symbols may take."""
     if isinstance(divisor, int) and isinstance(size, int):

@@ -17,9 +17,16 @@ from shardscope.parallel.ir.graph import (
     Value,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
+from shardscope.parallel.ir.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Size,
+    Strategy,
+    product,
+)
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.context import Strategy
 
 Hints = Mapping[Any, int]
 """The sizes that export traced an open program with."""

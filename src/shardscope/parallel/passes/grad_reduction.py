@@ -14,8 +14,7 @@ from torch import Tensor
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import fake_mode_of, flatten, traced
 from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value, map_nest, values_in
-from shardscope.parallel.ir.placements import Replicate, Shard
-from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.parallel.ir.placements import Replicate, Shard, Strategy
 
 
 @final

@@ -11,10 +11,18 @@ import torch
 
 from shardscope._torch.dispatch import is_overload
 from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, divides
+from shardscope.parallel.ir.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Size,
+    Strategy,
+    divides,
+)
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.builders import leaves_some
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
 
@@ -170,7 +178,7 @@ def _is_valid(strategy: Strategy, call: OpCall) -> bool:
         placement.reduction for placement in strategy.outputs if isinstance(placement, Partial)
     }
     # An empty shard has no maximum. An uneven vocabulary usually leaves no shard empty.
-    is_empty_somewhere = not all(leaves_some(call, size) for size in sizes)
+    is_empty_somewhere = not all(has_nonempty_shards(call, size) for size in sizes)
     return not (is_empty_somewhere and reductions - {"sum"})
 
 

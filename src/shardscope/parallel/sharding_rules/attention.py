@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides
-from shardscope.parallel.sharding_rules.builders import broadcast_shard, leaves_some, make_strategy
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.ir.placements import Placement, Replicate, Shard, Strategy, divides
+from shardscope.parallel.sharding_rules.builders import (
+    broadcast_shard,
+    has_nonempty_shards,
+    make_strategy,
+)
+from shardscope.parallel.sharding_rules.context import OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
 
 aten = torch.ops.aten
@@ -45,15 +49,16 @@ def _shard_batch_and_heads(call: OpCall, mask: str | None) -> Iterator[Strategy]
     """Shard a leading dim of query, key and value, and of the mask where it is not broadcast."""
     output = call.outputs[0]
     for dim in range(output.num_dims - 2):
-        if output.shape[dim] == 1 or not leaves_some(call, output.shape[dim]):
+        if output.shape[dim] == 1 or not has_nonempty_shards(call, output.shape[dim]):
             continue  # kernels divide by sizes, so no rank may have an empty shard
         placements: dict[str, Placement] = {
-            name: broadcast_shard(call[name], output, dim) for name in ("query", "key", "value")
+            name: broadcast_shard(call[name], output.shape, dim)
+            for name in ("query", "key", "value")
         }
         if not _has_matching_shards(call, placements, output.shape[dim]):
             continue
         if mask is not None:
-            placements[mask] = broadcast_shard(call[mask], output, dim)
+            placements[mask] = broadcast_shard(call[mask], output.shape, dim)
         yield make_strategy(call, placements, _output_placements(call, Shard(dim)))
 
 
@@ -62,7 +67,7 @@ def _has_matching_shards(call: OpCall, placements: dict[str, Placement], size: A
     complete groups.
     """
     sizes = [
-        call[name].shape[placement.dim]
+        call.tensor(name).shape[placement.dim]
         for name, placement in placements.items()
         if isinstance(placement, Shard)
     ]
@@ -84,13 +89,11 @@ def _shard_queries(call: OpCall) -> Iterator[Strategy]:
     positions.
     """
     output = call.outputs[0]
-    if call["is_causal"] or call["query"].num_dims != output.num_dims:
+    if call["is_causal"] or call.tensor("query").num_dims != output.num_dims:
         return
     shard = Shard(output.num_dims - 2)
-    mask: TensorSpec | None = call["attn_mask"]
-    yield make_strategy(
-        call, {"query": shard, "attn_mask": broadcast_shard(mask, output, shard.dim)}, shard
-    )
+    mask = broadcast_shard(call["attn_mask"], output.shape, shard.dim)
+    yield make_strategy(call, {"query": shard, "attn_mask": mask}, shard)
 
 
 @decomposition(aten.scaled_dot_product_attention.default)

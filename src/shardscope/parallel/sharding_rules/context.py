@@ -4,6 +4,7 @@ graph builder.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -11,6 +12,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import fx
 
+from shardscope._torch.dispatch import OpOverload
 from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
@@ -30,6 +32,10 @@ class TensorSpec:
     def num_dims(self) -> int:
         return len(self.shape)
 
+    def dims_except(self, *dims: int) -> list[int]:
+        """The tensor's dims without these, which are counted from the front."""
+        return [dim for dim in range(self.num_dims) if dim not in dims]
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -40,7 +46,7 @@ class OpCall:
     else is as written.
     """
 
-    op: Any  # torch._ops.OpOverload
+    op: OpOverload
     arguments: Mapping[str, Any]
     outputs: tuple[TensorSpec, ...]  # the tensors it returns, in order; lists are flattened
     num_ranks: int  # of the axis
@@ -52,25 +58,40 @@ class OpCall:
         """The tensor arguments in the schema's order; lists are flattened, None is skipped."""
         return tuple(tensors_in(self.arguments.values()))
 
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The tensor arguments by name, without lists of tensors and without None."""
+        return {
+            name: value for name, value in self.arguments.items() if isinstance(value, TensorSpec)
+        }
+
     def __getitem__(self, name: str) -> Any:
+        """The argument of that name in the op's schema."""
         return self.arguments[name]
 
+    def tensor(self, name: str) -> TensorSpec:
+        """The tensor argument `name`, which is not None."""
+        spec = self.arguments[name]
+        assert isinstance(spec, TensorSpec), f"{name} of {self.op} is {spec}"
+        return spec
 
-@final
-@dataclass(frozen=True)
-class Strategy:
-    """One choice of placements with which the op runs on each rank's local tensors, without
-    communication.
+    def dim(self, name: str = "dim", *, of: str = "self") -> int:
+        """The argument `name`, a dim of the tensor argument `of`, counted from the front."""
+        return normalize_dim(self.arguments[name], self.tensor(of).num_dims)
 
-    `is_permutation_invariant`: the op computes the same whichever indices of the sharded dims a
-    rank holds, as long as all sharded tensors hold the same ones. Then the strategy also applies to
-    shards in blocks (Shard.outer, Shard.segments). False for ops that depend on an index's position
-    in the dim, such as views.
-    """
+    def position_of(self, name: str) -> int:
+        """The position in `inputs` of the tensor argument `name`, or of the first in a list."""
+        names_before = itertools.takewhile(lambda other_name: other_name != name, self.arguments)
+        return sum(1 for _ in tensors_in([self.arguments[before] for before in names_before]))
 
-    inputs: tuple[Placement, ...]
-    outputs: tuple[Placement, ...]
-    is_permutation_invariant: bool = True
+    def placement_of(self, name: str) -> Placement:
+        """The current placement of the tensor argument `name`."""
+        return self.input_placements[self.position_of(name)]
+
+
+def normalize_dim(dim: int, num_dims: int) -> int:
+    """A dim counted from the front; `dim` may be negative."""
+    return dim % max(num_dims, 1)
 
 
 def tensors_in(value: Any) -> Iterator[TensorSpec]:
@@ -124,9 +145,7 @@ class LoweringContext:
 
     def input_spec(self, name: str) -> ShardSpec:
         """The shard spec of the tensor argument of that name (not of a list of tensors)."""
-        spec = self.call[name]
-        position = next(i for i, tensor in enumerate(self.call.inputs) if tensor is spec)
-        return self.inputs[position]
+        return self.inputs[self.call.position_of(name)]
 
     def repeat(self, /, **changes: Any) -> fx.Node:
         """The same op on the local arguments, some of them replaced by `changes`."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Shard, divides
+from shardscope.parallel.ir.placements import Partial, Shard, Strategy, divides
 from shardscope.parallel.sharding_rules.builders import (
-    leaves_some,
+    has_nonempty_shards,
     make_strategy,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, lowering, rule
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ _CONVOLUTIONS = (
 @rule(*_CONVOLUTIONS)
 def shard_convolution(call: OpCall) -> Iterator[Strategy]:
     """Spatial dims are not sharded: that would need an exchange of halos."""
-    has_batch = call["input"].num_dims == call["weight"].num_dims
+    has_batch = call.tensor("input").num_dims == call.tensor("weight").num_dims
     channels = Shard(int(has_batch))
     if has_batch:
         yield make_strategy(call, {"input": Shard(0)}, Shard(0))
@@ -58,9 +59,9 @@ def _shard_channels(call: OpCall, channels: Shard) -> Iterator[Strategy]:
     partial sums.
     """
     in_dim, out_dim = (0, 1) if _is_transposed(call) else (1, 0)
-    if leaves_some(call, call.outputs[0].shape[channels.dim]):
+    if has_nonempty_shards(call, call.outputs[0].shape[channels.dim]):
         yield make_strategy(call, {"weight": Shard(out_dim), "bias": Shard(0)}, channels)
-    if call["bias"] is None and leaves_some(call, call["input"].shape[channels.dim]):
+    if call["bias"] is None and has_nonempty_shards(call, call.tensor("input").shape[channels.dim]):
         yield make_strategy(call, {"input": channels, "weight": Shard(in_dim)}, Partial())
 
 
@@ -79,9 +80,9 @@ def _is_transposed(call: OpCall) -> bool:
 
 def _num_groups(call: OpCall) -> int:
     """Computed from sizes, because an earlier axis may have sharded the groups."""
-    channel_dim = int(call["input"].num_dims == call["weight"].num_dims)
-    grouped_spec = call.outputs[0] if _is_transposed(call) else call["input"]
-    return int(grouped_spec.shape[channel_dim] // call["weight"].shape[1])
+    channel_dim = int(call.tensor("input").num_dims == call.tensor("weight").num_dims)
+    grouped_spec = call.outputs[0] if _is_transposed(call) else call.tensor("input")
+    return int(grouped_spec.shape[channel_dim] // call.tensor("weight").shape[1])
 
 
 @lowering(*_CONVOLUTIONS)
@@ -182,8 +183,9 @@ _LINEAR_OPS = {op for ops in _LINEAR_RESAMPLERS.values() for op in ops}
 @rule(*_SPATIAL_DIMS)
 def shard_pool(call: OpCall) -> Iterator[Strategy]:
     name = "input" if "input" in call.arguments else "self"
-    for dim in _leading_dims(call, call[name], _SPATIAL_DIMS[call.op]):
-        yield make_strategy(call, {name: Shard(dim)}, Shard(dim))
+    yield from shard_dims(
+        call, name, _leading_dims(call, call.tensor(name), _SPATIAL_DIMS[call.op])
+    )
     if call.op in _LINEAR_OPS:
         yield from propagate_partial_sum(call, name)
 
@@ -193,25 +195,24 @@ def _leading_dims(call: OpCall, spec: TensorSpec, num_spatial_dims: int) -> list
     channels.
     """
     dims = range(spec.num_dims - num_spatial_dims)
-    return [dim for dim in dims if leaves_some(call, spec.shape[dim])]
+    return [dim for dim in dims if has_nonempty_shards(call, spec.shape[dim])]
 
 
 @rule(aten.max_unpool2d.default, aten.max_unpool3d.default)
 def shard_unpool(call: OpCall) -> Iterator[Strategy]:
     num_spatial_dims = 2 if call.op == aten.max_unpool2d.default else 3
-    for dim in _leading_dims(call, call["self"], num_spatial_dims):
+    for dim in _leading_dims(call, call.tensor("self"), num_spatial_dims):
         yield make_strategy(call, {"self": Shard(dim), "indices": Shard(dim)}, Shard(dim))
 
 
 @rule(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default)
 def shard_pixel_shuffle(call: OpCall) -> Iterator[Strategy]:
     """Leading dims, and channels where every rank gets complete groups of them before and after."""
-    channels = 1 if call.op == aten.channel_shuffle.default else call["self"].num_dims - 3
-    for dim in range(channels):
-        if leaves_some(
-            call, call["self"].shape[dim]
-        ):  # for empty inputs torch returns a wrong shape
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    channels = 1 if call.op == aten.channel_shuffle.default else call.tensor("self").num_dims - 3
+    sizes = call.tensor("self").shape[:channels]
+    # For empty inputs torch returns a wrong shape.
+    dims = [dim for dim, size in enumerate(sizes) if has_nonempty_shards(call, size)]
+    yield from shard_dims(call, "self", dims)
     yield from propagate_partial_sum(call, "self")
     if call.op != aten.channel_shuffle.default and _has_even_channels(call, channels):
         yield make_strategy(
@@ -220,14 +221,14 @@ def shard_pixel_shuffle(call: OpCall) -> Iterator[Strategy]:
 
 
 def _has_even_channels(call: OpCall, dim: int) -> bool:
-    channel_sizes: list[Any] = [call["self"].shape[dim], call.outputs[0].shape[dim]]
+    channel_sizes: list[Any] = [call.tensor("self").shape[dim], call.outputs[0].shape[dim]]
     return all(divides(call.num_ranks, size) for size in channel_sizes)
 
 
 @rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def shard_grid_sampler(call: OpCall) -> Iterator[Strategy]:
-    if leaves_some(call, call["input"].shape[0]):
+    if has_nonempty_shards(call, call.tensor("input").shape[0]):
         yield make_strategy(call, {"input": Shard(0), "grid": Shard(0)}, Shard(0))
-    if leaves_some(call, call["input"].shape[1]):
+    if has_nonempty_shards(call, call.tensor("input").shape[1]):
         yield make_strategy(call, {"input": Shard(1)}, Shard(1))
     yield from propagate_partial_sum(call, "input")

@@ -25,7 +25,6 @@ from shardscope.parallel.sharding_rules.context import (
     GraphBuilder,
     LoweringContext,
     OpCall,
-    TensorSpec,
 )
 
 aten = torch.ops.aten
@@ -121,7 +120,7 @@ def can_select_locally(call: OpCall, dim: int) -> bool:
 
     Not if so much is selected that gathering the source costs less than the sum.
     """
-    source: TensorSpec = call["self"]
+    source = call.tensor("self")
     if source.dtype == torch.bool or not isinstance(source.shape[dim], int):
         return False
     num_selected, num_source = product(call.outputs[0].shape), product(source.shape)

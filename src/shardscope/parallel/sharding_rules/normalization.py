@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, product
-from shardscope.parallel.sharding_rules.builders import (
-    can_be_sharded,
-    leaves_some,
-    make_strategy,
-    shard_at,
+from shardscope.parallel.ir.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    Strategy,
+    divides,
+    product,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.builders import (
+    has_nonempty_shards,
+    make_strategy,
+    shard_dims,
+    shardable_dims,
+)
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.precision import to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
@@ -49,15 +56,15 @@ def _uses_batch_statistics(call: OpCall) -> bool:
 def _shard_channels(call: OpCall) -> Iterator[Strategy]:
     """Every rank needs a nonempty shard of channels: torch does not normalize empty tensors."""
     placements = {name: Shard(0) for name in _PER_CHANNEL if name in call.arguments}
-    if leaves_some(call, call["input"].shape[1]):
+    if has_nonempty_shards(call, call.tensor("input").shape[1]):
         yield make_strategy(
             call, {"input": Shard(1), **placements}, _output_placements(call, Shard(1), Shard(0))
         )
 
 
 def _shard_samples(call: OpCall) -> Iterator[Strategy]:
-    for dim in range(call["input"].num_dims):
-        if dim != 1 and leaves_some(call, call["input"].shape[dim]):
+    for dim in range(call.tensor("input").num_dims):
+        if dim != 1 and has_nonempty_shards(call, call.tensor("input").shape[dim]):
             yield make_strategy(
                 call, {"input": Shard(dim)}, _output_placements(call, Shard(dim), Replicate())
             )
@@ -78,7 +85,7 @@ def shard_instance_norm(call: OpCall) -> Iterator[Strategy]:
     """
     has_running_stats = call["running_mean"] is not None
     if not (has_running_stats and call["use_input_stats"]):
-        if leaves_some(call, call["input"].shape[0]):
+        if has_nonempty_shards(call, call.tensor("input").shape[0]):
             yield make_strategy(call, {"input": Shard(0)}, Shard(0))
         yield from _shard_channels(call)
 
@@ -186,7 +193,7 @@ def shard_group_norm(call: OpCall) -> Iterator[Strategy]:
     yield make_strategy(call, {"input": Shard(0)}, Shard(0))
     num_groups = call.arguments.get("num_groups", call.arguments.get("group"))
     # If an earlier axis has sharded the channels, groups may no longer divide them.
-    if divides(call.num_ranks, num_groups) and divides(num_groups, call["input"].shape[1]):
+    if divides(call.num_ranks, num_groups) and divides(num_groups, call.tensor("input").shape[1]):
         placements = {"input": Shard(1), "weight": Shard(0), "bias": Shard(0)}
         yield make_strategy(call, placements, Shard(1), is_permutation_invariant=False)
 
@@ -245,10 +252,10 @@ def decompose_group_norm(
 )
 def shard_layer_norm(call: OpCall) -> Iterator[Strategy]:
     """Every dim before the normalized ones, for all outputs; weights are replicated."""
-    num_leading = call["input"].num_dims - len(call["normalized_shape"])
-    for dim in range(num_leading):
-        if can_be_sharded(call["input"].shape[dim]):
-            yield shard_at(call, {0: dim}, dict.fromkeys(range(len(call.outputs)), dim))
+    spec = call.tensor("input")
+    first_normalized = spec.num_dims - len(call["normalized_shape"])
+    dims = shardable_dims(spec, *range(first_normalized, spec.num_dims))
+    yield from shard_dims(call, "input", dims)
 
 
 @decomposition(aten.layer_norm.default)

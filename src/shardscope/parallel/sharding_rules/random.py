@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.export import expression_of
-from shardscope.parallel.ir.placements import Replicate, Shard
+from shardscope.parallel.ir.placements import Replicate, Strategy
 from shardscope.parallel.sharding_rules.builders import (
     make_strategy,
-    placements_of_argument,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.masking import slice_shard
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
@@ -34,8 +34,7 @@ def shard_dropout(call: OpCall) -> Iterator[Strategy]:
     """Every dim; also partial sums, since each rank multiplies by a mask that all ranks can
     compute.
     """
-    for dim in range(call["input"].num_dims):
-        yield make_strategy(call, {"input": Shard(dim)}, Shard(dim))
+    yield from shard_dims(call, "input", range(call.tensor("input").num_dims))
     if len(call.outputs) == 1:
         yield from propagate_partial_sum(call, "input")
 
@@ -108,9 +107,8 @@ _RANDOM_LIKE = (
 @rule(*_RANDOM_LIKE)
 def shard_random_like(call: OpCall) -> Iterator[Strategy]:
     """Only the shape and dtype of the tensor matter."""
-    (placement,) = placements_of_argument(call, "self")
-    for dim in range(call["self"].num_dims):
-        yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    placement = call.placement_of("self")
+    yield from shard_dims(call, "self", range(call.tensor("self").num_dims))
     if placement != Replicate():
         yield make_strategy(call, {"self": placement}, Replicate(), is_permutation_invariant=False)
 
@@ -130,8 +128,7 @@ def lower_random_like(local: LoweringContext) -> Any:
 def shard_rrelu(call: OpCall) -> Iterator[Strategy]:
     """Only in evaluation: torch tags it as pointwise, but in training its slopes are random."""
     if not call["training"]:
-        for dim in range(call["self"].num_dims):
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+        yield from shard_dims(call, "self", range(call.tensor("self").num_dims))
 
 
 @decomposition(aten.alpha_dropout.default)

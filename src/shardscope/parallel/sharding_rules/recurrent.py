@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from shardscope.parallel.ir.placements import Placement, Shard
+from shardscope.parallel.ir.placements import Placement, Shard, Strategy
 from shardscope.parallel.sharding_rules.builders import make_strategy
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import OpCall
 from shardscope.parallel.sharding_rules.registry import rule
 
 aten = torch.ops.aten
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def shard_recurrent(call: OpCall) -> Iterator[Strategy]:
     """The batch dim. Not with dropout between layers, which draws masks for the full batch."""
     is_random = call["train"] and call["dropout"] > 0 and call["num_layers"] > 1
-    if call["input"].num_dims != 3 or is_random:
+    if call.tensor("input").num_dims != 3 or is_random:
         return
     batch = Shard(0 if call["batch_first"] else 1)
     states: list[Placement] = [Shard(1)] * (len(call.outputs) - 1)

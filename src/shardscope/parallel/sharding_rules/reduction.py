@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardscope.parallel.ir.placements import Partial, Reduction, Shard, product, shard_size
+from shardscope.parallel.ir.placements import Partial, Reduction, Shard, Strategy, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
-    normalize_dim,
+    has_nonempty_shards,
+    make_strategy,
     normalize_dims,
     overloads,
     partial_strategy,
-    shard_at,
+    shard_dims,
+    shardable_dims,
     source_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.precision import (
     Dims,
     detached_max,
@@ -46,17 +48,17 @@ _MIN_OPS = (aten.amin.default, aten.min.default)
 def shard_remaining_dims(call: OpCall) -> Iterator[Strategy]:
     """Every dim that is not reduced. Reduced dims are replicated."""
     for new, old in source_dims(call).items():
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, dict.fromkeys(range(len(call.outputs)), new))
+        if can_be_sharded(call.tensor("self").shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
 
 
 @rule(*_SUMS, *_MEANS)
 def shard_sum(call: OpCall) -> Iterator[Strategy]:
     yield from shard_remaining_dims(call)
     yield from _shard_reduced_dims(call, "sum")
-    before, after = call.inputs[0].dtype, call.outputs[0].dtype
+    before, after = call.tensor("self").dtype, call.outputs[0].dtype
     if before != torch.bool and torch.promote_types(before, after) == after:
-        yield partial_strategy(call, 0)
+        yield partial_strategy(call, "self")
 
 
 @rule(aten.nansum.default, *overloads("count_nonzero"))
@@ -74,8 +76,8 @@ def shard_max_min(call: OpCall) -> Iterator[Strategy]:
     if not _is_differentiated(call):
         reduction: Reduction = "max" if call.op in _MAX_OPS else "min"
         yield from _shard_reduced_dims(call, reduction)
-        if not call.inputs[0].dtype.is_complex:
-            yield partial_strategy(call, 0, reduction=reduction)
+        if not call.tensor("self").dtype.is_complex:
+            yield partial_strategy(call, "self", reduction=reduction)
 
 
 @rule(aten.aminmax.default)
@@ -91,19 +93,17 @@ def shard_any_all(call: OpCall) -> Iterator[Strategy]:
     yield from shard_remaining_dims(call)
     reduction: Reduction = "max" if "any" in str(call.op) else "min"
     yield from _shard_reduced_dims(call, reduction)
-    if call.inputs[0].dtype == torch.bool:
-        yield partial_strategy(call, 0, reduction=reduction)
+    if call.tensor("self").dtype == torch.bool:
+        yield partial_strategy(call, "self", reduction=reduction)
 
 
 @rule(*overloads("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 def shard_cumulative(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the cumulative one."""
-    spec = call.inputs[0]
-    for dim, size in enumerate(spec.shape):
-        if dim != normalize_dim(call["dim"], spec.num_dims) and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, dict.fromkeys(range(len(call.outputs)), dim))
+    spec = call.tensor("self")
+    yield from shard_dims(call, "self", shardable_dims(spec, call.dim()))
     if call.op is aten.cumsum.default and spec.dtype != torch.bool:
-        yield partial_strategy(call, 0)
+        yield partial_strategy(call, "self")
 
 
 @lowering(*_MEANS)
@@ -128,26 +128,17 @@ def lower_mean(local: LoweringContext) -> Any:
 
 
 def _shard_reduced_dims(call: OpCall, *reductions: Reduction) -> Iterator[Strategy]:
-    remaining_dims = set(source_dims(call).values())
-    for dim, size in enumerate(call.inputs[0].shape):
-        if (
-            dim not in remaining_dims
-            and can_be_sharded(size)
-            and _has_nonempty_shards(call, dim, reductions)
-        ):
-            yield Strategy((Shard(dim),), tuple(Partial(reduction) for reduction in reductions))
-
-
-def _has_nonempty_shards(call: OpCall, dim: int, reductions: tuple[Reduction, ...]) -> bool:
-    """Whether every rank can reduce its shard: an empty one has a sum, zero, but no maximum."""
-    size = call.inputs[0].shape[dim]
-    if reductions == ("sum",) or not isinstance(size, int):
-        return True
-    return shard_size(size, call.num_ranks, call.num_ranks - 1) > 0
+    """Each reduced dim; the outputs are partial with these reductions, one for each output."""
+    spec = call.tensor("self")
+    for dim in shardable_dims(spec, *source_dims(call).values()):
+        # An empty shard has a sum, zero, but no maximum.
+        if reductions == ("sum",) or has_nonempty_shards(call, spec.shape[dim]):
+            partials = [Partial(reduction) for reduction in reductions]
+            yield make_strategy(call, {"self": Shard(dim)}, partials)
 
 
 def _is_differentiated(call: OpCall) -> bool:
-    return call.is_training and call.inputs[0].dtype.is_floating_point
+    return call.is_training and call.tensor("self").dtype.is_floating_point
 
 
 def _var_mean(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.ir.placements import Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 
 Rule = Callable[[OpCall], Iterable[Strategy]]
 """All strategies but "everything replicated", which is always there."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard
+from shardscope.parallel.ir.placements import Partial, Replicate, Shard, Strategy
 from shardscope.parallel.sharding_rules.builders import (
     can_be_partial_sum,
     make_strategy,
-    normalize_dim,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.masking import (
     is_sharded,
     localize_indices,
@@ -39,23 +39,21 @@ _LINEAR = (aten.scatter.src, aten.scatter_add.default)
 )
 def shard_scatter(call: OpCall) -> Iterator[Strategy]:
     """Dims that are not indexed match elementwise, so all tensors must have the same size there."""
-    names = [name for name in ("self", "index", "src") if name in call.arguments]
-    num_dims = call["self"].num_dims
-    if any(call[name].num_dims != num_dims for name in names):
+    specs, along = call.tensors.values(), call.dim()
+    if len({spec.num_dims for spec in specs}) > 1:
         return
-    along = normalize_dim(call["dim"], num_dims)
-    for dim in range(num_dims):
-        if dim != along and len({call[name].shape[dim] for name in names}) == 1:
-            yield make_strategy(call, dict.fromkeys(names, Shard(dim)), Shard(dim))
+    for dim in call.tensor("self").dims_except(along):
+        if len({spec.shape[dim] for spec in specs}) == 1:
+            yield make_strategy(call, dict.fromkeys(call.tensors, Shard(dim)), Shard(dim))
     if call.op in _LINEAR:
         yield from propagate_partial_sum(call, "self", "src")
-    if call.op == aten.scatter_add.default and can_be_partial_sum(call["self"]):
+    if call.op == aten.scatter_add.default and can_be_partial_sum(call.tensor("self")):
         yield from _shard_additions(call, along)
 
 
 def _shard_additions(call: OpCall, along: int) -> Iterator[Strategy]:
     """Shard the values that are added: ranks may add different ones, which gives partial sums."""
-    if call["index"].shape[along] == call["src"].shape[along]:
+    if call.tensor("index").shape[along] == call.tensor("src").shape[along]:
         shard = Shard(along)
         for target in (Replicate(), Partial()):
             yield make_strategy(call, {"self": target, "index": shard, "src": shard}, Partial())
@@ -63,13 +61,11 @@ def _shard_additions(call: OpCall, along: int) -> Iterator[Strategy]:
 
 @rule(aten.index_add.default, aten.index_copy.default)
 def shard_index_add(call: OpCall) -> Iterator[Strategy]:
-    target, source = call["self"], call["source"]
-    if source.num_dims != target.num_dims or call["index"].num_dims != 1:
+    target, source, along = call.tensor("self"), call.tensor("source"), call.dim()
+    if source.num_dims != target.num_dims or call.tensor("index").num_dims != 1:
         return
-    along = normalize_dim(call["dim"], target.num_dims)
-    for dim in range(target.num_dims):
-        if dim != along:
-            yield make_strategy(call, {"self": Shard(dim), "source": Shard(dim)}, Shard(dim))
+    for dim in target.dims_except(along):
+        yield make_strategy(call, {"self": Shard(dim), "source": Shard(dim)}, Shard(dim))
     yield from propagate_partial_sum(call, "self", "source")
     if call.op == aten.index_add.default and can_be_partial_sum(target):
         for target_placement in (Replicate(), Partial()):
@@ -84,10 +80,7 @@ def lower_scatter_add(local: LoweringContext) -> Any:
 
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def shard_index_fill(call: OpCall) -> Iterator[Strategy]:
-    along = normalize_dim(call["dim"], call["self"].num_dims)
-    for dim in range(call["self"].num_dims):
-        if dim != along:
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    yield from shard_dims(call, "self", call.tensor("self").dims_except(call.dim()))
 
 
 @rule(aten.embedding.default)
@@ -100,8 +93,7 @@ def shard_embedding(call: OpCall) -> Iterator[Strategy]:
     if call["scale_grad_by_freq"] and call.is_training:
         return  # only a rank that sees all indices knows how often each occurs
     yield make_strategy(call, {"weight": Shard(0)}, Partial(), is_permutation_invariant=False)
-    for dim in range(call["indices"].num_dims):
-        yield make_strategy(call, {"indices": Shard(dim)}, Shard(dim))
+    yield from shard_dims(call, "indices", range(call.tensor("indices").num_dims))
 
 
 @lowering(aten.embedding.default)
@@ -139,5 +131,4 @@ def shard_embedding_bag(call: OpCall) -> Iterator[Strategy]:
 def shard_onehot(call: OpCall) -> Iterator[Strategy]:
     if call["num_classes"] < 0:
         return  # the number of classes depends on the largest index on any rank
-    for dim in range(call["self"].num_dims):
-        yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    yield from shard_dims(call, "self", range(call.tensor("self").num_dims))

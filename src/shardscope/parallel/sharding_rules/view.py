@@ -10,18 +10,18 @@ import sympy
 import torch
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Shard, Size, divides, product
+from shardscope.parallel.ir.placements import Shard, Size, Strategy, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
-    matched_dims,
-    normalize_dim,
+    make_strategy,
     overloads,
     propagate_partial,
-    shard_at,
+    shard_dims,
+    shardable_dims,
     source_dims,
-    with_any_second_placement,
+    with_any_placement,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
 Group = tuple[list[int], list[int]]
@@ -132,33 +132,33 @@ _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 )
 def shard_reshape(call: OpCall) -> Iterator[Strategy]:
     """From the shapes alone: the size arguments are those of the full tensor."""
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     for group in group_dims(before, after):
         old, new = group
         if len(old) == len(new) == 1:
-            yield shard_at(call, {0: old[0]}, {0: new[0]})
+            yield make_strategy(call, {"self": Shard(old[0])}, Shard(new[0]))
         else:
             yield from _shard_reshaped_group(call, group)
-    yield from propagate_partial(call)
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(*_LIKE_ANOTHER)
 def shard_reshape_like(call: OpCall) -> Iterator[Strategy]:
     """As shard_reshape; only the shape of the second tensor matters."""
     for strategy in shard_reshape(call):
-        yield from with_any_second_placement(call, strategy)
+        yield from with_any_placement(call, strategy, "other")
 
 
 def _shard_reshaped_group(call: OpCall, group: Group) -> Iterator[Strategy]:
-    before, after = call.inputs[0].shape, call.outputs[0].shape
-    placement = call.input_placements[0]
+    before, after = call.tensor("self").shape, call.outputs[0].shape
+    placement = call.placement_of("self")
     contiguous = [Shard(dim) for dim in group[0]]
     is_inside = isinstance(placement, Shard) and placement.dim in group[0]
     for shard in dict.fromkeys([*contiguous, *([placement] if is_inside else [])]):
         assert isinstance(shard, Shard)
         new = reshape_shard(shard, before, after, group=group, num_ranks=call.num_ranks)
         if new is not None:
-            yield Strategy((shard,), (new,), is_permutation_invariant=False)
+            yield make_strategy(call, {"self": shard}, new, is_permutation_invariant=False)
 
 
 @lowering(*_WITH_SIZES, *_LIKE_ANOTHER)
@@ -172,7 +172,7 @@ def lower_reshape(local: LoweringContext) -> Any:
 @lowering(*_SQUEEZES)
 def lower_squeeze(local: LoweringContext) -> Any:
     """Squeeze only the dims that are squeezed globally: a shard may have more dims of size 1."""
-    shape = local.call.inputs[0].shape
+    shape = local.call.tensor("self").shape
     requested = local.arguments.get("dim")
     dims = (
         range(len(shape))
@@ -194,21 +194,19 @@ def lower_squeeze(local: LoweringContext) -> Any:
 def shard_permute(call: OpCall) -> Iterator[Strategy]:
     """Every dim, at its new position."""
     for new, old in source_dims(call).items():
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, {0: new})
-    yield from propagate_partial(call)
+        if can_be_sharded(call.tensor("self").shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(aten.diagonal.default)
 def shard_diagonal(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the two of the diagonal, which become the last."""
-    num_dims = call.inputs[0].num_dims
-    diagonal_dims = {normalize_dim(call["dim1"], num_dims), normalize_dim(call["dim2"], num_dims)}
-    remaining_dims = [dim for dim in range(num_dims) if dim not in diagonal_dims]
-    for new, old in enumerate(remaining_dims):
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, {0: new})
-    yield from propagate_partial(call)
+    spec = call.tensor("self")
+    for new, old in enumerate(spec.dims_except(call.dim("dim1"), call.dim("dim2"))):
+        if can_be_sharded(spec.shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 _EXPANDS = (aten.expand.default, aten.broadcast_to.default)
@@ -220,22 +218,22 @@ def shard_expand(call: OpCall) -> Iterator[Strategy]:
     """Existing dims stay sharded; each rank creates its own shard of the new dims."""
     yield from _shard_existing_dims(call)
     for dim in _new_dims(call):
-        yield shard_at(call, {}, {0: dim})
-    yield from propagate_partial(call)
+        yield make_strategy(call, {}, Shard(dim))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(aten.expand_as.default)
 def shard_expand_like(call: OpCall) -> Iterator[Strategy]:
     """As shard_expand; only the shape of the second tensor matters."""
     for strategy in shard_expand(call):
-        yield from with_any_second_placement(call, strategy)
+        yield from with_any_placement(call, strategy, "other")
 
 
 @rule(*_REPEATS)
 def shard_repeat(call: OpCall) -> Iterator[Strategy]:
     """As shard_expand; a repeated dim becomes that many blocks, each sharded in the same way."""
     yield from shard_expand(call)
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     offset = len(after) - len(before)
     for dim, size in enumerate(before):
         times = quotient(after[dim + offset], size) if can_be_sharded(size) else None
@@ -248,14 +246,12 @@ def shard_repeat(call: OpCall) -> Iterator[Strategy]:
 @rule(aten.repeat_interleave.self_int)
 def shard_repeat_interleave(call: OpCall) -> Iterator[Strategy]:
     """Each index is repeated in place, so a shard becomes a longer shard."""
-    yield from propagate_partial(call)
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    yield from propagate_partial(call, "self", offer_all=True)
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     if call["dim"] is None and len(before) != 1:
         return  # the tensor is flattened first
     along = normalize_dim(call["dim"] or 0, len(before))
-    for dim, size in enumerate(before):
-        if dim != along and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, {0: dim})
+    yield from shard_dims(call, "self", shardable_dims(call.tensor("self"), along))
     times = quotient(after[along], before[along])
     if can_be_sharded(before[along]) and times is not None:
         yield from _shard_repeated_dim(call, along, along, partial(_lengthen_segments, times=times))
@@ -284,12 +280,19 @@ def lower_repeat_interleave(local: LoweringContext) -> Any:
 
 
 def _shard_existing_dims(call: OpCall) -> Iterator[Strategy]:
-    for old, new in matched_dims(call.inputs[0].shape, call.outputs[0].shape):
-        yield shard_at(call, {0: old}, {0: new})
+    """Dims that are not expanded: a size other than 1 equals the output's, although symbolic sizes
+    may express that in different symbols, those of two inputs that export did not relate.
+    """
+    before, after = call.tensor("self").shape, call.outputs[0].shape
+    offset = len(after) - len(before)
+    for dim in shardable_dims(call.tensor("self")):
+        sizes = before[dim], after[dim + offset]
+        if sizes[0] == sizes[1] or not all(isinstance(size, int) for size in sizes):
+            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim + offset))
 
 
 def _new_dims(call: OpCall) -> Iterator[int]:
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     offset = len(after) - len(before)
     for dim, size in enumerate(after):
         if can_be_sharded(size) and (dim < offset or before[dim - offset] == 1):
@@ -299,11 +302,12 @@ def _new_dims(call: OpCall) -> Iterator[int]:
 def _shard_repeated_dim(
     call: OpCall, old: int, new: int, repeat_shard: Callable[[Shard], Shard]
 ) -> Iterator[Strategy]:
-    placement = call.input_placements[0]
+    placement = call.placement_of("self")
     is_here = isinstance(placement, Shard) and placement.dim == old
     for shard in dict.fromkeys([Shard(old), *([placement] if is_here else [])]):
         assert isinstance(shard, Shard)
-        yield Strategy((shard,), (repeat_shard(shard).at(new),), is_permutation_invariant=False)
+        output = repeat_shard(shard).at(new)
+        yield make_strategy(call, {"self": shard}, output, is_permutation_invariant=False)
 
 
 def _repeat_blocks(shard: Shard, times: Size) -> Shard:
@@ -316,17 +320,14 @@ def _lengthen_segments(shard: Shard, times: Size) -> Shard:
     return Shard(shard.dim, shard.outer, tuple(size * times for size in shard.segments))
 
 
-@rule(torch.ops.aten.glu.default)
+@rule(aten.glu.default)
 def shard_glu(call: OpCall) -> Iterator[Strategy]:
     """Every dim; the halved dim only if both halves are sharded equally, so that each rank halves
     its shard.
     """
-    spec = call.inputs[0]
-    halved = normalize_dim(call["dim"], spec.num_dims)
-    for dim, size in enumerate(spec.shape):
-        if dim != halved and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, {0: dim})
-    placement = call.input_placements[0]
+    spec, halved = call.tensor("self"), call.dim()
+    yield from shard_dims(call, "self", shardable_dims(spec, halved))
+    placement = call.placement_of("self")
     candidates = [
         Shard(halved, outer=2),
         *([placement] if isinstance(placement, Shard) else []),
@@ -334,7 +335,7 @@ def shard_glu(call: OpCall) -> Iterator[Strategy]:
     for shard in dict.fromkeys(candidates):
         half = _shard_of_half(shard) if shard.dim == halved else None
         if half is not None and _is_even(shard, spec.shape[halved], call.num_ranks):
-            yield Strategy((shard,), (half,), is_permutation_invariant=False)
+            yield make_strategy(call, {"self": shard}, half, is_permutation_invariant=False)
 
 
 def _shard_of_half(shard: Shard) -> Shard | None:
