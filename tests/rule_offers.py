@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardscope.parallel.ir.placements import (
-    Placement,
-    Replicate,
-    Shard,
-    Strategy,
-    divides,
-    shard_size,
-)
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, shard_size
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
+from shardscope.parallel.sharding_rules.registry import find_rule
 
 __all__ = ["can_run", "find_strategies"]
 

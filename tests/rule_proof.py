@@ -19,7 +19,8 @@ from torch.fx.node import map_aggregate
 
 from rule_offers import find_strategies
 from rule_sample import Sample, make_sample
-from shardscope.parallel.ir.placements import Placement, Replicate, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Placement, Replicate
 from shardscope.parallel.ir.reference_sharding import (
     Coordinates,
     all_coordinates,

@@ -14,7 +14,7 @@ from rule_offers import find_strategies
 from rule_proof import prove
 from rule_sample import make_sample
 from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition, find_rule
+from shardscope.parallel.sharding_rules.registry import find_decomposition, find_rule
 
 __all__ = [
     "decompose",

@@ -20,8 +20,8 @@ from shardscope.parallel.sharding_rules.context import (
     OpCall,
     TensorSpec,
 )
-from shardscope.parallel.sharding_rules.lookup import find_lowering
 from shardscope.parallel.sharding_rules.random import memory_order
+from shardscope.parallel.sharding_rules.registry import find_lowering
 
 __all__ = ["Sample", "make_sample"]
 

@@ -15,11 +15,11 @@ from parallel_cases.case import Case, drawn
 from shardscope._torch.collectives.functional import ALL_REDUCE, WAIT
 from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
-from shardscope.parallel.ir.placements import Strategy
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.passes import collectives as autograd_collectives
 from shardscope.parallel.sharding_rules import registry as book
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
-from shardscope.parallel.sharding_rules.lookup import load_rules
+from shardscope.parallel.sharding_rules.registry import load_rules
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 
@@ -21,11 +21,13 @@ DataDependentOutputException = find_exception(
     "locate code that reads the value of a tensor without data",
 )
 if TYPE_CHECKING:
-    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverload as _OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
+
+    OpOverload: TypeAlias = _OpOverload[..., Any]
 else:
-    OpOverload = find_name("torch._ops.OpOverload", "recognise ops")
+    OpOverload = _OpOverload = find_name("torch._ops.OpOverload", "recognise ops")
     _disable_current_modes = find_name(
         "torch.utils._python_dispatch._disable_current_modes",
         "keep its own tensor work out of users' dispatch modes",
@@ -84,9 +86,9 @@ def is_higher_order(op: Any) -> bool:
     return isinstance(op, _HigherOrder)
 
 
-def is_overload(op: Any) -> bool:
+def is_overload(op: object) -> TypeGuard[OpOverload]:
     """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
-    return isinstance(op, OpOverload)
+    return isinstance(op, _OpOverload)
 
 
 def op_packet(op: Any) -> Any:
@@ -126,7 +128,7 @@ def dispatcher_name(op: Any) -> str | None:
     return None
 
 
-def overloads_of(name: str) -> Iterator[Any]:
+def overloads_of(name: str) -> Iterator[OpOverload]:
     """The overloads of the op with this name in the dispatcher, such as `aten::relu`."""
     namespace, _, op = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), op)
@@ -219,7 +221,7 @@ PRIVATE_ATEN_OPS = (
 )
 
 
-def private_aten_op(name: str) -> Any:
+def private_aten_op(name: str) -> OpOverload | None:
     """The aten op whose name is `name` after an underscore; None if this torch does not have it.
 
     `softmax` is `aten._softmax.default`; `native_batch_norm_legit.no_stats` names an overload.
@@ -228,7 +230,10 @@ def private_aten_op(name: str) -> Any:
         f"list {name} among the inner ops, so that its canary watches it"
     )
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, f"_{packet}", None), overload or "default", None)
+    op: OpOverload | None = getattr(
+        getattr(torch.ops.aten, f"_{packet}", None), overload or "default", None
+    )
+    return op
 
 
 _FLOP_NEED = "count the FLOPs of attention on the CPU"

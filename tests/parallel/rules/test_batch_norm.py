@@ -19,7 +19,7 @@ from rule_proving import (
     without_blocks,
 )
 from shardscope.parallel.ir.placements import Partial, Replicate, Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 FUNCTIONAL = aten._native_batch_norm_legit_functional.default

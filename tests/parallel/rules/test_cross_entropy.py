@@ -18,7 +18,7 @@ from rule_proving import (
     without_blocks,
 )
 from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 CROSS_ENTROPY = aten.cross_entropy_loss.default

@@ -11,8 +11,11 @@ import torch
 
 from rule_proving import numbers, propagate_shards, stable_id
 from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition, load_rules
-from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS
+from shardscope.parallel.sharding_rules.registry import (
+    DECOMPOSITIONS,
+    find_decomposition,
+    load_rules,
+)
 
 aten = torch.ops.aten
 R = Replicate()

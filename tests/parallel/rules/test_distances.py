@@ -11,7 +11,7 @@ import torch
 
 from rule_proving import numbers, propagate_shards, prove_strategies, stable_id, without_blocks
 from shardscope.parallel.ir.placements import Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from rule_proving import (
     without_blocks,
 )
 from shardscope.parallel.ir.placements import Partial, Replicate, Shard
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 GROUP_NORM, NATIVE = aten.group_norm.default, aten.native_group_norm.default

@@ -12,8 +12,8 @@ from rule_proving import decompose, numbers, prove_strategies, stable_id, traina
 from rule_sample import Sample, make_sample
 from shardscope.parallel.ir.placements import Partial, Shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random
+from shardscope.parallel.sharding_rules.registry import find_rule
 
 aten = torch.ops.aten
 DROPOUTS = [aten.dropout.default, aten.feature_dropout.default]

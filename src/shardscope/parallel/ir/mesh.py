@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, final
+from typing import final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -74,11 +74,11 @@ class Mesh:
 
     def group_ranks(self, axis: int, coordinate: MeshCoordinate) -> tuple[int, ...]:
         """The ranks that differ from `coordinate` along the axis only."""
-        at: list[Any] = list(coordinate.coordinates)
-        at[axis] = slice(None)
-        key = (axis, *at[:axis], *at[axis + 1 :])
+        before, after = coordinate.coordinates[:axis], coordinate.coordinates[axis + 1 :]
+        key = (axis, *before, *after)
         if key not in self._groups:
-            self._groups[key] = tuple(self.ranks[tuple(at)].tolist())
+            index: tuple[int | slice, ...] = (*before, slice(None), *after)
+            self._groups[key] = tuple(self.ranks[index].tolist())
         return self._groups[key]
 
     def group_name(self, axis: int, coordinate: MeshCoordinate) -> str:
@@ -91,7 +91,7 @@ class Mesh:
         return f"{name}:{'-'.join(map(str, ranks))}"
 
 
-def read_mesh(mesh: Any) -> Mesh:
+def read_mesh(mesh: object) -> Mesh:
     """Convert a DeviceMesh, {"dp": 2, "tp": 4}, "dp=2,tp=4", or a number of ranks (axis "tp") to a
     Mesh.
     """
@@ -112,7 +112,7 @@ def describe_axes(axes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in axes.items())
 
 
-def _read_axes(mesh: Any) -> dict[str, int]:
+def _read_axes(mesh: object) -> dict[str, int]:
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         mesh = {"tp": mesh}
     original = mesh
@@ -139,7 +139,7 @@ def _read_axes(mesh: Any) -> dict[str, int]:
     return axes
 
 
-def _bad_mesh(mesh: Any) -> PlanError:
+def _bad_mesh(mesh: object) -> PlanError:
     return PlanError(
         f"{mesh!r} is not a mesh. Give a DeviceMesh, or names of axes with their sizes such as "
         '{"dp": 2, "tp": 4} or "dp=2,tp=4".'

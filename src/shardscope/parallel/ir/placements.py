@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import sympy
 
-Size: TypeAlias = Any
-"""A size: an int, or an sympy expression of the sizes that a dynamic program leaves open."""
+Size: TypeAlias = int | sympy.Expr
+"""The size of a dim: a number, or a sympy expression of the symbols of dynamic sizes."""
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -63,23 +63,6 @@ class Partial:
 
 
 Placement = Replicate | Shard | Partial
-
-
-@final
-@dataclass(frozen=True)
-class Strategy:
-    """One choice of placements with which the op runs on each rank's local tensors, without
-    communication.
-
-    `is_permutation_invariant`: the op computes the same whichever indices of the sharded dims a
-    rank holds, as long as all sharded tensors hold the same ones. Then the strategy also applies to
-    shards in blocks (Shard.outer, Shard.segments). False for ops that depend on an index's position
-    in the dim, such as views.
-    """
-
-    inputs: tuple[Placement, ...]
-    outputs: tuple[Placement, ...]
-    is_permutation_invariant: bool = True
 
 
 def divides(divisor: Size, size: Size) -> bool:

@@ -14,18 +14,11 @@ from shardscope.parallel.ir.graph import (
     Reshard,
     Role,
     ShardingGraph,
+    Strategy,
     Value,
     values_in,
 )
-from shardscope.parallel.ir.placements import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    Size,
-    Strategy,
-    product,
-)
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
 Hints = Mapping[Any, int]
@@ -115,7 +108,7 @@ def describe_transfer(role: Role, placement: Placement) -> str:
     how = _describe_placement(placement)
     if role.kind == "output":
         return f"the program returns it {how}"
-    if role.kind == "piece":
+    if role.kind == "decomposed":
         return f"what it is a part of has it {how}"
     return f"the new {role.name} is {how}"
 

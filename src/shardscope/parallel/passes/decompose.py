@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.dispatch import is_overload, op_schema
 from shardscope.parallel.ir.graph import OpNode, Value, map_nest, values_in
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.passes.from_export import lower_op, name_arguments, read_result
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 
 @final
@@ -28,7 +28,7 @@ class Decomposition:
     is_ours: bool  # written for sharding, not torch's own
 
 
-def decompose(op_node: OpNode, sizes: OpenSizes) -> Decomposition | None:
+def decompose(op_node: OpNode, sizes: SymbolicSizes) -> Decomposition | None:
     """The node's decomposition: our own, else torch's; None if there is none."""
     ours = find_decomposition(op_node.op) if is_overload(op_node.op) else None
     function = ours or _torch_decomposition(op_node.op)
@@ -84,7 +84,7 @@ def _is_unchanged(graph: fx.Graph, op: Any) -> bool:
 
 
 def _read_graph(
-    graph: fx.Graph, inputs: list[Value], op_node: OpNode, sizes: OpenSizes, *, is_ours: bool
+    graph: fx.Graph, inputs: list[Value], op_node: OpNode, sizes: SymbolicSizes, *, is_ours: bool
 ) -> Decomposition:
     known: dict[fx.Node, Any] = {}
     op_nodes: list[OpNode] = []
@@ -105,7 +105,7 @@ def _read_call(
     known: dict[fx.Node, Any],
     op_nodes: list[OpNode],
     op_node: OpNode,
-    sizes: OpenSizes,
+    sizes: SymbolicSizes,
 ) -> None:
     if node.target.__name__ == "getitem":  # type: ignore[union-attr]
         known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]

@@ -22,14 +22,15 @@ from shardscope.parallel.ir.graph import (
     OpNode,
     Origin,
     Role,
+    RoleKind,
     ShardingGraph,
     Value,
     map_nest,
 )
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.sharding_rules.grouped_mm import grouped_mm
 
-_INPUT_KINDS = {
+_INPUT_KINDS: dict[InputKind, RoleKind] = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
     InputKind.CONSTANT_TENSOR: "constant",
@@ -294,7 +295,7 @@ class _Reader:
         return graph
 
     def _read_placeholder(self, node: fx.Node, spec: Any) -> None:
-        value = _make_value(node.name, node.meta.get("val"), OpenSizes())
+        value = _make_value(node.name, node.meta.get("val"), SymbolicSizes())
         self._values[node] = value
         self._inputs.append((value, Role(_INPUT_KINDS[spec.kind], spec.target or node.name)))
 
@@ -349,7 +350,8 @@ def _output_roles(signature: ExportGraphSignature) -> list[Role]:
             num_before = sum(role.kind == "output" for role in roles)
             roles.append(Role("output", str(num_before)))
         else:
-            kind = "input mutation" if spec.kind is OutputKind.USER_INPUT_MUTATION else "mutation"
+            is_input = spec.kind is OutputKind.USER_INPUT_MUTATION
+            kind: RoleKind = "input mutation" if is_input else "mutation"
             roles.append(Role(kind, str(spec.target or index)))
     return roles
 
@@ -391,18 +393,18 @@ def name_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return named
 
 
-def read_result(name: str, val: Any, sizes: OpenSizes | None = None) -> Any:
+def read_result(name: str, val: Any, sizes: SymbolicSizes | None = None) -> Any:
     """New values for a node's result, from its `meta["val"]`, nested as that is."""
     if isinstance(val, (list, tuple)):
         return [read_result(f"{name}_{i}", item, sizes) for i, item in enumerate(val)]
-    return None if val is None else _make_value(name, val, sizes or OpenSizes())
+    return None if val is None else _make_value(name, val, sizes or SymbolicSizes())
 
 
-def _make_value(name: str, val: Any, sizes: OpenSizes) -> Value:
+def _make_value(name: str, val: Any, sizes: SymbolicSizes) -> Value:
     if isinstance(val, torch.Tensor):
-        shape = tuple(sizes.of(expression_of(size)) for size in val.shape)
+        shape = tuple(sizes.rewrite(expression_of(size)) for size in val.shape)
         return Value(name, shape=shape, dtype=val.dtype, example=val)
-    return Value(name, scalar=sizes.of(expression_of(val)), example=val)
+    return Value(name, scalar=sizes.rewrite(expression_of(val)), example=val)
 
 
 def _leaves(nest: Any) -> list[Any]:

@@ -24,12 +24,13 @@ from shardscope.parallel.ir.graph import (
     Reshard,
     Role,
     ShardingGraph,
+    Strategy,
     Value,
     error_context,
     map_nest,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Strategy
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import (
     START_BYTES,
@@ -138,7 +139,7 @@ class _AxisPropagation:
     def run(self) -> list[Fallback]:
         for value, role in self.graph.inputs:
             value.placements.append(self.constraints.inputs.get(value, Replicate()))
-            value.has_gradient = value.is_tensor and value.example.requires_grad
+            value.has_gradient = value.is_tensor and value.example_tensor.requires_grad
             if role.kind == "parameter":
                 self.parameters.add(value)
         for op_node in self.graph.op_nodes:
@@ -445,8 +446,9 @@ class _AxisPropagation:
         self, decomposition: Decomposition
     ) -> tuple[list[OpNode | Reshard], list[Value]]:
         """Propagate the decomposition along earlier axes, to the node's result placements."""
-        results = [
-            (new, Role("piece", str(i))) for i, new in enumerate(decomposition.results.values())
+        results: list[tuple[object, Role]] = [
+            (new, Role("decomposed", str(i)))
+            for i, new in enumerate(decomposition.results.values())
         ]
         graph = ShardingGraph(
             inputs=[],
@@ -468,7 +470,7 @@ class _AxisPropagation:
             )
             self.fallbacks += propagation.run()
             self.spent_bytes += propagation.spent_bytes
-        return graph.op_nodes, [value for value, _ in graph.outputs]
+        return graph.op_nodes, [value for value, _ in graph.outputs if isinstance(value, Value)]
 
     def _checkpoint(self) -> _Checkpoint:
         return _Checkpoint(

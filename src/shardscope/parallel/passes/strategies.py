@@ -10,21 +10,13 @@ import sympy
 import torch
 
 from shardscope._torch.dispatch import is_overload
-from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest
-from shardscope.parallel.ir.placements import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    Size,
-    Strategy,
-    divides,
-)
+from shardscope.parallel.ir.graph import OpNode, Reshard, Strategy, Value, map_nest
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, divides
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
+from shardscope.parallel.sharding_rules.registry import find_rule
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 
@@ -58,6 +50,8 @@ class StrategyLookup:
             return [*_reshard_strategies(op_node, input_placements[0]), replicate_all(op_node)]
         if op_node.op is SYM_SIZE:  # needs no data
             return [Strategy(tuple(input_placements), ())]
+        if not is_overload(op_node.op):
+            return [replicate_all(op_node)]
         call = self.describe(op_node, input_placements)
         key = (
             op_node.op,
@@ -82,7 +76,7 @@ class StrategyLookup:
         )
 
     def _apply_rule(self, call: OpCall) -> Iterator[Strategy]:
-        rule = find_rule(call.op) if is_overload(call.op) else None
+        rule = find_rule(call.op)
         if rule is None:
             return
         strategies = list(rule(call))
@@ -100,7 +94,12 @@ def describe_call(
     input_placements: tuple[Placement, ...],
     is_training: bool,
 ) -> OpCall:
-    """An op node as a call whose tensors are sharded along the first `num_axes` axes."""
+    """An op node, of an overload, as a call whose tensors are sharded along the first `num_axes`
+    axes.
+    """
+    op = op_node.op
+    assert is_overload(op)
+    is_random_op = is_random(op)
 
     def spec_of(value: Any) -> Any:
         if not isinstance(value, Value):
@@ -108,12 +107,12 @@ def describe_call(
         if not value.is_tensor:
             return value.scalar
         spec = _spec(value, num_axes, coordinate)
-        return replace(spec, memory_order=memory_order(value.example)) if is_random_op else spec
-
-    is_random_op = is_overload(op_node.op) and is_random(op_node.op)
+        if is_random_op:
+            return replace(spec, memory_order=memory_order(value.example_tensor))
+        return spec
 
     return OpCall(
-        op=op_node.op,
+        op=op,
         arguments=map_nest(op_node.arguments, spec_of),
         outputs=tuple(
             _spec(output, num_axes, coordinate) for output in op_node.outputs if output.is_tensor

@@ -60,7 +60,7 @@ def python_call(op: Any) -> Callable[..., Any]:
     schema = op_schema(op)
     namespace, _, name = schema.name.partition("::")
     if namespace != "aten":
-        return op  # type: ignore[no-any-return]
+        return op
     return PYTHON_CALLS.get(f"{name}.{schema.overload_name or 'default'}", op)
 
 

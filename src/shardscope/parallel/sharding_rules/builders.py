@@ -1,4 +1,4 @@
-"""Helpers that sharding rules are written with.
+"""Helpers that sharding rules and decompositions are written with.
 
 Rules name placements by argument: `make_strategy(call, {"self": Shard(0)}, Shard(0))` shards the
 argument `self` and every output along dim 0 and replicates the other arguments.
@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from shardscope._torch.dispatch import OpOverload, op_schema, overloads_of
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.ir.placements import (
     Partial,
     Placement,
@@ -19,7 +21,6 @@ from shardscope.parallel.ir.placements import (
     Replicate,
     Shard,
     Size,
-    Strategy,
     shard_size,
 )
 from shardscope.parallel.sharding_rules.context import (
@@ -28,6 +29,9 @@ from shardscope.parallel.sharding_rules.context import (
     normalize_dim,
     tensors_in,
 )
+
+Dims = int | Sequence[int] | None
+"""The dims that a reduction takes; None means all."""
 
 PlacementOrList = Placement | Sequence[Placement]
 """The placement of a tensor, or of each tensor in a list."""
@@ -112,7 +116,7 @@ def with_any_placement(call: OpCall, strategy: Strategy, name: str) -> Iterator[
         yield replace(strategy, inputs=inputs)
 
 
-def normalize_dims(dims: int | Iterable[int] | None, num_dims: int) -> list[int]:
+def normalize_dims(dims: Dims, num_dims: int) -> list[int]:
     """Dims counted from the front, in order; None or an empty list means all."""
     if isinstance(dims, int):
         dims = [dims]
@@ -152,7 +156,7 @@ def source_dims(call: OpCall) -> dict[int, int]:
     spec = call.tensor("self")
     probe = torch.empty([dim + 2 for dim in range(spec.num_dims)], dtype=spec.dtype, device="meta")
     result = call.op(**{**call.arguments, "self": probe})
-    output = result if isinstance(result, torch.Tensor) else result[0]
+    output = result if isinstance(result, Tensor) else result[0]
     return {new: size - 2 for new, size in enumerate(output.shape) if size > 1}
 
 
@@ -222,3 +226,30 @@ def overloads(*names: str) -> list[OpOverload]:
 
 def _takes_tensors(op: OpOverload) -> bool:
     return any("Tensor" in str(argument.type) for argument in op_schema(op).arguments)
+
+
+def to_compute_dtype(tensor: Tensor) -> Tensor:
+    """Cast to the dtype that torch's kernels compute in: float32 for half precision."""
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.to(torch.float32) if is_half else tensor
+
+
+def to_real_dtype(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to the real dtype that magnitudes of `dtype` have."""
+    return magnitude.to(dtype.to_real())
+
+
+def detached_max(tensor: Tensor, dims: int | list[int]) -> Tensor:
+    """The maximum along `dims`, detached from autograd, with the dims kept at size 1.
+
+    Subtracting it keeps exp() in range; neither the result nor its gradient depends on it.
+    """
+    return tensor.detach().amax(dims, keepdim=True)
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """The square root with a gradient of zero at zero, as torch's norms have, instead
+    of infinity.
+    """
+    is_zero = squares == 0
+    return torch.where(is_zero, squares, torch.where(is_zero, 1.0, squares).sqrt())

@@ -11,8 +11,10 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from shardscope._torch.dispatch import OpOverload
+from shardscope.parallel.ir.graph import Op
 from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
@@ -94,7 +96,7 @@ def normalize_dim(dim: int, num_dims: int) -> int:
     return dim % max(num_dims, 1)
 
 
-def tensors_in(value: Any) -> Iterator[TensorSpec]:
+def tensors_in(value: object) -> Iterator[TensorSpec]:
     """Every tensor in nested lists, in order."""
     if isinstance(value, TensorSpec):
         yield value
@@ -110,13 +112,13 @@ LocalSize = int | fx.Node
 class GraphBuilder(Protocol):
     """Writes nodes into one rank's program."""
 
-    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+    def write(self, op: Op, /, *args: Argument, **kwargs: Argument) -> fx.Node:
         """Call `op` in the program; the node's value is what it returns."""
 
     def item(self, value: fx.Node, index: int) -> fx.Node:
         """The output at `index` of a node that returns several."""
 
-    def size(self, value: Any) -> LocalSize:
+    def size(self, value: Size) -> LocalSize:
         """A size (number or sympy expression) as the program can use it."""
 
 
@@ -128,7 +130,7 @@ class LoweringContext:
     """
 
     call: OpCall  # the call on the full tensors
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Argument]
     inputs: tuple[ShardSpec, ...]  # of its tensor arguments, in `call.inputs`' order
     outputs: tuple[ShardSpec, ...]
     coordinate: MeshCoordinate
@@ -147,6 +149,6 @@ class LoweringContext:
         """The shard spec of the tensor argument of that name (not of a list of tensors)."""
         return self.inputs[self.call.position_of(name)]
 
-    def repeat(self, /, **changes: Any) -> fx.Node:
+    def repeat(self, /, **changes: Argument) -> fx.Node:
         """The same op on the local arguments, some of them replaced by `changes`."""
         return self.builder.write(self.call.op, **{**self.arguments, **changes})

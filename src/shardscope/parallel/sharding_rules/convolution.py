@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Shard, Strategy, divides
+from shardscope._torch.dispatch import OpOverload, private_aten_op
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Shard, divides
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
@@ -86,7 +86,7 @@ def _num_groups(call: OpCall) -> int:
 
 
 @lowering(*_CONVOLUTIONS)
-def lower_convolution(local: LoweringContext) -> Any:
+def lower_convolution(local: LoweringContext) -> fx.Node:
     """The op with the rank's own number of groups, where groups are sharded."""
     input_spec, weight_spec = local.input_spec("input"), local.input_spec("weight")
     channel_dim = int(len(input_spec.shape) == len(weight_spec.shape))
@@ -97,16 +97,17 @@ def lower_convolution(local: LoweringContext) -> Any:
     return local.repeat(groups=num_channels // per_group)
 
 
-def _decompose_bias(op: Any) -> Any:
+def _decompose_bias(op: OpOverload) -> Callable[..., Tensor]:
     """The op without its bias, which is added after the sum over the input's channels."""
 
     def convolve(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: object, **kwargs: object
+    ) -> Tensor:
         if bias is None:
             raise NotImplementedError
         num_spatial_dims = weight.dim() - 2
-        return op(input, weight, None, *args, **kwargs) + bias.reshape(-1, *[1] * num_spatial_dims)
+        product: Tensor = op(input, weight, None, *args, **kwargs)
+        return product + bias.reshape(-1, *[1] * num_spatial_dims)
 
     return convolve
 
@@ -221,7 +222,7 @@ def shard_pixel_shuffle(call: OpCall) -> Iterator[Strategy]:
 
 
 def _has_even_channels(call: OpCall, dim: int) -> bool:
-    channel_sizes: list[Any] = [call.tensor("self").shape[dim], call.outputs[0].shape[dim]]
+    channel_sizes = [call.tensor("self").shape[dim], call.outputs[0].shape[dim]]
     return all(divides(call.num_ranks, size) for size in channel_sizes)
 
 

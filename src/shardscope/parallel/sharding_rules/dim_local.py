@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import fx
 
-from shardscope.parallel.ir.placements import Shard, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Shard
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
@@ -112,7 +113,7 @@ def shard_tril_triu(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(aten.tril.default, aten.triu.default)
-def lower_tril_triu(local: LoweringContext) -> Any:
+def lower_tril_triu(local: LoweringContext) -> fx.Node:
     spec, diagonal = local.input_spec("self"), local["diagonal"]
     rows, columns = len(spec.shape) - 2, len(spec.shape) - 1
     if is_sharded(spec, rows):

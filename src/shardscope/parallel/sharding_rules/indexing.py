@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
+from torch import fx
 
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
+    PlacementOrList,
     broadcast_shape,
     broadcast_shard,
     can_be_partial_sum,
@@ -130,7 +133,7 @@ def _shard_indices(call: OpCall, indexing: _Indexing) -> Iterator[Strategy]:
 
 
 @lowering(aten.index.Tensor)
-def lower_index(local: LoweringContext) -> Any:
+def lower_index(local: LoweringContext) -> fx.Node:
     """Where an indexed dim is sharded, look up the rank's own indices and write zeros
     for the rest.
     """
@@ -148,14 +151,14 @@ def lower_index(local: LoweringContext) -> Any:
     return _zero_foreign_indexed(local, local.repeat(indices=indices), masks, indexing)
 
 
-def _count_from_front(local: LoweringContext, index: Any, size: int) -> Any:
-    write = local.builder.write
-    return write(aten.remainder.Scalar, index, size)
+def _count_from_front(local: LoweringContext, index: fx.Node, size: int) -> fx.Node:
+    """The index with negative elements replaced by those that count from the front."""
+    return local.builder.write(aten.remainder.Scalar, index, size)
 
 
 def _zero_foreign_indexed(
-    local: LoweringContext, result: Any, masks: list[Any], indexing: _Indexing
-) -> Any:
+    local: LoweringContext, result: fx.Node, masks: list[fx.Node], indexing: _Indexing
+) -> fx.Node:
     dims_behind = len(local.outputs[0].shape) - indexing.first_index_dim - indexing.num_index_dims
     for mask in masks:
         for _ in range(dims_behind):
@@ -204,7 +207,7 @@ def _shard_masks(call: OpCall) -> Iterator[Strategy]:
     """A scalar written where a mask is true, with the mask sharded like the tensor."""
     if len(call["indices"]) == 1:
         for dim in range(call["indices"][0].num_dims):
-            placements: dict[str, Any] = {"self": Shard(dim), "indices": Shard(dim)}
+            placements = {"self": Shard(dim), "indices": Shard(dim)}
             yield make_strategy(call, placements, Shard(dim))
 
 
@@ -219,7 +222,7 @@ def _shard_put_indices(
         values = broadcast_shard(call["values"], indexed_shape, indexing.first_index_dim + dim)
         if any(isinstance(placement, Shard) for placement in index_placements):
             for target in (Replicate(), Partial()):
-                placements: dict[str, Any] = {
+                placements: dict[str, PlacementOrList] = {
                     "self": target,
                     "indices": index_placements,
                     "values": values,
@@ -228,7 +231,7 @@ def _shard_put_indices(
 
 
 @lowering(aten.index_put.default)
-def lower_index_put(local: LoweringContext) -> Any:
+def lower_index_put(local: LoweringContext) -> fx.Node:
     return local.repeat(self=zero_except_first_rank(local, "self"))
 
 
@@ -286,7 +289,7 @@ def _shard_indexed_dim(call: OpCall, dim: int) -> Iterator[Strategy]:
 
 
 @lowering(aten.gather.default, aten.take_along_dim.default)
-def lower_gather(local: LoweringContext) -> Any:
+def lower_gather(local: LoweringContext) -> fx.Node:
     spec, name = local.input_spec("self"), _index_name(local)
     if local["dim"] is None:
         return local.repeat()
@@ -300,7 +303,7 @@ def lower_gather(local: LoweringContext) -> Any:
 
 
 @lowering(aten.index_select.default)
-def lower_index_select(local: LoweringContext) -> Any:
+def lower_index_select(local: LoweringContext) -> fx.Node:
     spec = local.input_spec("self")
     dim = normalize_dim(local["dim"], len(spec.shape))
     if not is_sharded(spec, dim):
@@ -317,5 +320,5 @@ def _index_name(local: LoweringContext) -> str:
     return "index" if "index" in local.arguments else "indices"
 
 
-def _zero_foreign(local: LoweringContext, result: Any, is_foreign: Any) -> Any:
+def _zero_foreign(local: LoweringContext, result: fx.Node, is_foreign: fx.Node) -> fx.Node:
     return local.builder.write(aten.masked_fill.Scalar, result, is_foreign, 0)

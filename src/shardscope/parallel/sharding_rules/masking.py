@@ -5,7 +5,6 @@ local ones.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import fx
@@ -146,7 +145,7 @@ def zero_except_first_rank(local: LoweringContext, name: str) -> fx.Node:
 
 def localize_indices(
     local: LoweringContext, index: fx.Node, *, spec: ShardSpec, dim: int
-) -> tuple[Any, Any]:
+) -> tuple[fx.Node, fx.Node]:
     """Indices into a full dim as indices into the rank's shard, and a mask of those outside of it.
 
     Indices outside become 0, so the shard must not be empty.

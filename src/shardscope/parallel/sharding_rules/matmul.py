@@ -9,16 +9,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shape,
     broadcast_shards,
     can_be_sharded,
     make_strategy,
     overloads,
+    safe_sqrt,
+    to_compute_dtype,
 )
 from shardscope.parallel.sharding_rules.context import OpCall, normalize_dim
-from shardscope.parallel.sharding_rules.precision import safe_sqrt, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
 
 aten = torch.ops.aten

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import (
-    Placement,
-    Replicate,
-    Shard,
-    Strategy,
-    divides,
-    product,
-)
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
     shard_dims,
     shardable_dims,
+    to_compute_dtype,
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
-from shardscope.parallel.sharding_rules.precision import to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
 aten = torch.ops.aten
@@ -100,7 +93,7 @@ def decompose_batch_norm_functional(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Running statistics take the unbiased variance, the result the biased one, as in torch."""
     if not training:
         raise NotImplementedError
@@ -120,7 +113,7 @@ def decompose_batch_norm_without_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, ...]:
     result, mean, variance = _normalize(input, (weight, bias), eps)
     return result, mean, torch.rsqrt(variance + eps)
 
@@ -136,7 +129,7 @@ def decompose_batch_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     """Only without running statistics, which this op would write to; the functional op handles
     those.
     """
@@ -156,17 +149,18 @@ def decompose_instance_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     if running_mean is not None or not use_input_stats:
         raise NotImplementedError
-    return aten.group_norm(input, input.shape[1], weight, bias, eps)
+    result: Tensor = aten.group_norm(input, input.shape[1], weight, bias, eps)
+    return result
 
 
 def _normalize(
     input: Tensor, affine: tuple[Tensor | None, Tensor | None], eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and the batch's mean and variance, which are detached."""
-    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
+    wide = to_compute_dtype(input)
     dims = [dim for dim in range(input.dim()) if dim != 1]
     count = _num_samples(input)
     mean = wide.sum(dims, keepdim=True) / count
@@ -199,12 +193,12 @@ def shard_group_norm(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(aten.group_norm.default)
-def lower_group_norm(local: LoweringContext) -> Any:
+def lower_group_norm(local: LoweringContext) -> fx.Node:
     return local.repeat(num_groups=_num_local_groups(local, local["num_groups"]))
 
 
 @lowering(aten.native_group_norm.default)
-def lower_native_group_norm(local: LoweringContext) -> Any:
+def lower_native_group_norm(local: LoweringContext) -> fx.Node:
     shape, builder = local.outputs[0].local_shape(local.coordinate), local.builder
     return local.repeat(
         N=builder.size(shape[0]),
@@ -229,9 +223,9 @@ def decompose_group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Any:
+) -> Tensor:
     """Sums over a group's channels and spatial dims, whichever of them are sharded."""
-    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
+    wide = to_compute_dtype(input)
     groups = wide.reshape(wide.shape[0], num_groups, -1, *wide.shape[2:])
     dims = list(range(2, groups.dim()))
     count = math.prod(groups.shape[2:])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
-from shardscope._torch.dispatch import op_packet, op_schema, private_aten_op
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard, Strategy
+from shardscope._torch.dispatch import OpOverload, op_packet, op_schema, private_aten_op
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
     broadcast_shards,
@@ -23,12 +23,12 @@ from shardscope.parallel.sharding_rules.builders import (
     with_any_placement,
 )
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
-from shardscope.parallel.sharding_rules.registry import rule
+from shardscope.parallel.sharding_rules.registry import rule, rule_where
 
 aten = torch.ops.aten
 
 
-def is_pointwise(op: Any) -> bool:
+def is_pointwise(op: OpOverload) -> bool:
     """Whether torch tags the op as pointwise and it is not random."""
     tags, schema = op.tags, op_schema(op)
     is_random = torch.Tag.nondeterministic_seeded in tags
@@ -53,6 +53,7 @@ _UNMARKED = overloads(
 _WHERE = (aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 
 
+@rule_where(is_pointwise)
 @rule(*(op for op in _UNMARKED if not is_pointwise(op)), *_WHERE)
 def pointwise_strategies(call: OpCall) -> Iterator[Strategy]:
     """Every dim of the result; inputs that are broadcast along it are replicated. Partial where
@@ -123,7 +124,7 @@ def _linear_masked_fill(call: OpCall) -> Iterable[Strategy]:
         yield partial_strategy(call, "self")
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: object) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from shardscope.parallel.ir.placements import Partial, Reduction, Shard, Strategy, product
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Reduction, Shard, product
 from shardscope.parallel.sharding_rules.builders import (
+    Dims,
     can_be_sharded,
+    detached_max,
     has_nonempty_shards,
     make_strategy,
     normalize_dims,
     overloads,
     partial_strategy,
+    safe_sqrt,
     shard_dims,
     shardable_dims,
     source_dims,
-)
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
-from shardscope.parallel.sharding_rules.precision import (
-    Dims,
-    detached_max,
-    safe_sqrt,
     to_compute_dtype,
     to_real_dtype,
 )
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
 aten = torch.ops.aten
@@ -107,7 +106,7 @@ def shard_cumulative(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(*_MEANS)
-def lower_mean(local: LoweringContext) -> Any:
+def lower_mean(local: LoweringContext) -> fx.Node:
     """The rank's term of a mean over a sharded dim: the shard's sum over the number of all
     elements.
     """
@@ -184,31 +183,34 @@ def _moments(
     return var, mean if keepdim or not dims else mean.squeeze(dims)
 
 
-def _num_elements(tensor: Tensor, dims: list[int]) -> Any:
+def _num_elements(tensor: Tensor, dims: list[int]) -> int:
     count = 1
     for dim in dims:
         count = count * tensor.shape[dim]
     return count
 
 
-def _register_variance(packet: Any, decompose: Callable[..., Any]) -> None:
-    """Register the decomposition for all three overloads of a statistic."""
+def _register_variance(name: str, decompose: Callable[..., Tensor | tuple[Tensor, Tensor]]) -> None:
+    """Register the decomposition for all three overloads of the statistic `name`."""
+    packet = getattr(aten, name)
 
     @decomposition(packet.default)
-    def of_all(self: Tensor, unbiased: bool = True) -> Any:
+    def of_all(self: Tensor, unbiased: bool = True) -> Tensor | tuple[Tensor, Tensor]:
         return decompose(self, correction=int(unbiased))
 
     @decomposition(packet.dim)
-    def along_dims(self: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Any:
+    def along_dims(
+        self: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         return decompose(self, dim, correction=int(unbiased), keepdim=keepdim)
 
     decomposition(packet.correction)(decompose)
 
 
-_register_variance(aten.var_mean, _var_mean)
-_register_variance(aten.std_mean, _std_mean)
-_register_variance(aten.var, _var)
-_register_variance(aten.std, _std)
+_register_variance("var_mean", _var_mean)
+_register_variance("std_mean", _std_mean)
+_register_variance("var", _var)
+_register_variance("std", _std)
 
 
 @decomposition(aten.logsumexp.default, aten.special_logsumexp.default)
@@ -282,10 +284,13 @@ def _norm(magnitudes: Tensor, order: float, dims: list[int], keepdim: bool) -> T
 _Reduce = Callable[..., Tensor]
 
 
-def _register_argmax(values: Any, packet: Any, indices: Any, peak: _Reduce) -> None:
-    """Register the decompositions of amax, max and argmax, or of amin, min and argmin."""
+def _register_argmax(name: Literal["max", "min"], peak: _Reduce) -> None:
+    """Register the decompositions of amax, max and argmax, or of amin, min and argmin; `peak` is
+    torch.amax or torch.amin.
+    """
+    packet = getattr(aten, name)
 
-    @decomposition(values)
+    @decomposition(getattr(aten, f"a{name}").default)
     def among_dims(self: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
         return _mean_of_extremes(self, normalize_dims(dim, self.dim()), keepdim, peak)
 
@@ -300,7 +305,7 @@ def _register_argmax(values: Any, packet: Any, indices: Any, peak: _Reduce) -> N
         value = torch.where(candidates == first, self, 0).sum(dim, keepdim).to(self.dtype)
         return value, first if keepdim else first.squeeze(dim)
 
-    @decomposition(indices)
+    @decomposition(getattr(aten, f"arg{name}").default)
     def index(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
             first = _find_first(self.reshape(-1), 0, peak)[1]
@@ -333,5 +338,5 @@ def _is_extreme(tensor: Tensor, extreme: Tensor) -> Tensor:
     return is_equal | tensor.isnan() if tensor.is_floating_point() else is_equal
 
 
-_register_argmax(aten.amax.default, aten.max, aten.argmax.default, torch.amax)
-_register_argmax(aten.amin.default, aten.min, aten.argmin.default, torch.amin)
+_register_argmax("max", torch.amax)
+_register_argmax("min", torch.amin)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import fx
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     can_be_partial_sum,
     make_strategy,
@@ -74,7 +75,7 @@ def shard_index_add(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(aten.scatter_add.default, aten.index_add.default)
-def lower_scatter_add(local: LoweringContext) -> Any:
+def lower_scatter_add(local: LoweringContext) -> fx.Node:
     return local.repeat(self=zero_except_first_rank(local, "self"))
 
 
@@ -97,7 +98,7 @@ def shard_embedding(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(aten.embedding.default)
-def lower_embedding(local: LoweringContext) -> Any:
+def lower_embedding(local: LoweringContext) -> fx.Node:
     """With sharded rows, look up the rank's own rows and write zeros for the rest."""
     table = local.input_spec("weight")
     if not is_sharded(table, 0):

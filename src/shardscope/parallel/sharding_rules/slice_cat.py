@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
+from torch import fx
 
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     blocks_of,
@@ -81,7 +82,7 @@ def _bounds(call: OpCall) -> tuple[int, int] | None:
     an earlier axis has sharded the dim.
     """
     size: Size = call.tensor("self").shape[call.dim()]
-    start: Any = call["start"] or 0
+    start: Size = call["start"] or 0
     if "length" in call.arguments:
         end, step = start + call["length"], 1
     else:
@@ -110,7 +111,7 @@ def _is_partial_cheaper(call: OpCall, bounds: tuple[int, int]) -> bool:
 
 
 def _shard_blocks(
-    call: OpCall, shard: Shard, bounds: Sequence[tuple[Any, Any]]
+    call: OpCall, shard: Shard, bounds: Sequence[tuple[Size, Size]]
 ) -> Iterator[Strategy]:
     """Complete blocks of a dim that is sharded in blocks: every rank has its shard of
     each block.
@@ -130,7 +131,7 @@ def _shard_blocks(
 
 
 @lowering(*_SLICES)
-def lower_slice(local: LoweringContext) -> Any:
+def lower_slice(local: LoweringContext) -> fx.Node:
     dim, spec = local.call.dim(), local.input_spec("self")
     if not is_sharded(spec, dim):
         return local.repeat()
@@ -158,7 +159,7 @@ def _placements_along(spec: ShardSpec, dim: int, target_spec: ShardSpec) -> list
     ]
 
 
-def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> Any:
+def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> fx.Node:
     """The part of the slice that this rank holds, padded with zeros."""
     dim, spec = local.call.dim(), local.input_spec("self")
     first = spec.start(dim, local.coordinate)
@@ -174,7 +175,7 @@ def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> Any:
 
 
 @lowering(*_SPLITS)
-def lower_split(local: LoweringContext) -> Any:
+def lower_split(local: LoweringContext) -> fx.Node:
     dim = local.call.dim()
     if not is_sharded(local.input_spec("self"), dim):
         return local.repeat()
@@ -205,7 +206,7 @@ def _shard_unselected_dims(call: OpCall, dim: int) -> Iterator[Strategy]:
 
 
 @lowering(aten.select.int)
-def lower_select(local: LoweringContext) -> Any:
+def lower_select(local: LoweringContext) -> fx.Node:
     """The rank that holds the index returns the values there, the rest return zeros."""
     dim, spec = local.call.dim(), local.input_spec("self")
     if not is_sharded(spec, dim):

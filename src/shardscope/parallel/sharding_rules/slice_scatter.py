@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import fx
 
-from shardscope.parallel.ir.placements import Shard, Size, Strategy
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     make_strategy,
@@ -48,7 +49,7 @@ def _is_proper_slice(call: OpCall, along: int) -> bool:
 
 
 @lowering(aten.select_scatter.default)
-def lower_select_scatter(local: LoweringContext) -> Any:
+def lower_select_scatter(local: LoweringContext) -> fx.Node:
     """Write a slice of size 1; on other ranks one of size 0, so that the written values have a
     gradient there.
     """
@@ -66,7 +67,7 @@ def lower_select_scatter(local: LoweringContext) -> Any:
 
 
 @lowering(aten.slice_scatter.default)
-def lower_slice_scatter(local: LoweringContext) -> Any:
+def lower_slice_scatter(local: LoweringContext) -> fx.Node:
     spec = local.input_spec("self")
     dim = normalize_dim(local["dim"], len(spec.shape))
     if not is_sharded(spec, dim):

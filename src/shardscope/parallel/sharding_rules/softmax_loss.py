@@ -5,31 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from math import inf
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    Size,
-    Strategy,
-    product,
-)
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shape,
     broadcast_shard,
+    detached_max,
     make_strategy,
     shard_dims,
     shardable_dims,
+    to_compute_dtype,
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
-from shardscope.parallel.sharding_rules.precision import detached_max, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
 aten = torch.ops.aten
@@ -126,7 +119,7 @@ def _compared_shape(call: OpCall) -> tuple[Size, ...]:
 
 
 @lowering(*_LOSSES)
-def lower_elementwise_loss(local: LoweringContext) -> Any:
+def lower_elementwise_loss(local: LoweringContext) -> fx.Node:
     """Weight the rank's mean by its fraction of all elements. Ranks with an empty shard sum
     instead.
     """
@@ -236,8 +229,8 @@ def _class_dim(scores: Tensor) -> int:
 def _log_softmax(logits: Tensor) -> Tensor:
     """Subtracts the largest logit as a constant: it cancels, in the gradient too."""
     dim = _class_dim(logits)
-    wide = logits.float() if logits.dtype in (torch.half, torch.bfloat16) else logits
-    shifted = wide - wide.detach().amax(dim, keepdim=True)
+    wide = to_compute_dtype(logits)
+    shifted = wide - detached_max(wide, dim)
     return shifted - shifted.exp().sum(dim, keepdim=True).log()
 
 

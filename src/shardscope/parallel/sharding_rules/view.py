@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.ir.placements import Shard, Size, Strategy, divides, product
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.ir.placements import Shard, Size, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     make_strategy,
@@ -162,7 +163,7 @@ def _shard_reshaped_group(call: OpCall, group: Group) -> Iterator[Strategy]:
 
 
 @lowering(*_WITH_SIZES, *_LIKE_ANOTHER)
-def lower_reshape(local: LoweringContext) -> Any:
+def lower_reshape(local: LoweringContext) -> fx.Node:
     """Reshape to the local sizes. Not a view: a shard may be strided where the full
     tensor is not.
     """
@@ -170,10 +171,10 @@ def lower_reshape(local: LoweringContext) -> Any:
 
 
 @lowering(*_SQUEEZES)
-def lower_squeeze(local: LoweringContext) -> Any:
+def lower_squeeze(local: LoweringContext) -> fx.Node:
     """Squeeze only the dims that are squeezed globally: a shard may have more dims of size 1."""
     shape = local.call.tensor("self").shape
-    requested = local.arguments.get("dim")
+    requested = local.call.arguments.get("dim")
     dims = (
         range(len(shape))
         if requested is None
@@ -258,12 +259,12 @@ def shard_repeat_interleave(call: OpCall) -> Iterator[Strategy]:
 
 
 @lowering(*_EXPANDS, aten.expand_as.default)
-def lower_expand(local: LoweringContext) -> Any:
+def lower_expand(local: LoweringContext) -> fx.Node:
     return local.builder.write(aten.expand.default, local["self"], local.output_shape())
 
 
 @lowering(*_REPEATS)
-def lower_repeat(local: LoweringContext) -> Any:
+def lower_repeat(local: LoweringContext) -> fx.Node:
     """Repeat as often as the local output is longer than the local input."""
     shape = local.inputs[0].local_shape(local.coordinate)
     output_shape = local.outputs[0].local_shape(local.coordinate)
@@ -275,7 +276,7 @@ def lower_repeat(local: LoweringContext) -> Any:
 
 
 @lowering(aten.repeat_interleave.self_int)
-def lower_repeat_interleave(local: LoweringContext) -> Any:
+def lower_repeat_interleave(local: LoweringContext) -> fx.Node:
     return local.repeat(output_size=None)
 
 
