@@ -1,10 +1,10 @@
 """The partitioner's intermediate representation: what its passes read and rewrite.
 
-A program is a `ShardingGraph` of values, op nodes and reshards. Along each axis of a `Mesh`, a value
-has a placement (`Replicate`, `Shard` or `Partial`) and an op node a `Strategy`, the placements of
-its inputs and outputs. A `ShardSpec` is the shape of a tensor with its placements along all axes,
-from which the local shape at a `MeshCoordinate` follows. Sizes are numbers or sympy expressions
-(`SymbolicSizes`). `shard_tensor` and `unshard_tensor` apply placements to real tensors.
+A program is a `ShardingGraph` of values, op nodes and reshards. Along each axis of a `Mesh`, each
+value has a placement (`Replicate`, `Shard`, `Partial`) and each op node a `Strategy`, the
+placements of its inputs and outputs. A `ShardSpec` is a tensor's shape with its placements along
+all axes; the local shape at a `MeshCoordinate` follows from it. Sizes are numbers or sympy
+expressions (`SymbolicSizes`). `shard_tensor` and `unshard_tensor` apply placements to real tensors.
 """
 
 from shardscope.parallel.ir.graph import (

@@ -1,5 +1,5 @@
-"""The input of a sharding rule (an op call) and of a lowering: local arguments, shard specs and a
-graph builder.
+"""What sharding rules and lowerings are called with: an op call on the full tensors, and for
+lowerings also the rank's local arguments and a builder of its program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 @final
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of a tensor of the call, before it is sharded along the axis in question."""
+    """Shape and dtype of a tensor of an op call. The shape is that of a shard of the mesh axes
+    before the one whose strategies are asked for.
+    """
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
@@ -42,10 +44,10 @@ class TensorSpec:
 @final
 @dataclass(frozen=True, eq=False)
 class OpCall:
-    """An op with its arguments by the schema's names, with defaults filled in.
+    """An op with its arguments by the schema's names, with defaults filled in, along one mesh axis.
 
-    Tensors are TensorSpec (also inside lists), symbolic sizes are sympy expressions, everything
-    else is as written.
+    Tensors are TensorSpecs (also inside lists), symbolic sizes are sympy expressions, everything
+    else is as the program has it.
     """
 
     op: OpOverload
@@ -125,8 +127,10 @@ class GraphBuilder(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class LoweringContext:
-    """One op call on one rank. `arguments` are by the schema's names; tensors are nodes of local
-    tensors.
+    """One op call on one rank, which a lowering writes into the rank's program.
+
+    `arguments` are by the schema's names; their tensors are the nodes of local tensors, and sizes
+    are still those of the full tensors.
     """
 
     call: OpCall  # the call on the full tensors

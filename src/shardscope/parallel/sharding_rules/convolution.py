@@ -40,7 +40,9 @@ _CONVOLUTIONS = (
 
 @rule(*_CONVOLUTIONS)
 def shard_convolution(call: OpCall) -> Iterator[Strategy]:
-    """Spatial dims are not sharded: that would need an exchange of halos."""
+    """The batch, and channels or groups of channels. Spatial dims are not sharded: that would need
+    an exchange of halos.
+    """
     has_batch = call.tensor("input").num_dims == call.tensor("weight").num_dims
     channels = Shard(int(has_batch))
     if has_batch:
@@ -93,7 +95,7 @@ def lower_convolution(local: LoweringContext) -> fx.Node:
     grouped_spec = local.outputs[0] if _is_transposed(local.call) else input_spec
     num_channels = grouped_spec.local_shape(local.coordinate)[channel_dim]
     per_group = weight_spec.local_shape(local.coordinate)[1]
-    assert num_channels % per_group == 0, "a rank has to hold whole groups"
+    assert num_channels % per_group == 0, "a rank has to hold complete groups"
     return local.repeat(groups=num_channels // per_group)
 
 

@@ -73,8 +73,9 @@ _PADS = (
 
 @rule(*_PADS)
 def shard_pad(call: OpCall) -> Iterator[Strategy]:
-    """Every dim without padding. Amounts count from the last dim; in non-constant modes, zero
-    counts too.
+    """Every dim that is not padded. `pad` has two amounts for each dim, the last dim first.
+
+    Modes other than "constant" reject empty shards, and treat dims with amounts of 0 as padded.
     """
     padding = call["pad"] if "pad" in call.arguments else call["padding"]
     amounts = list(zip(padding[::2], padding[1::2], strict=True))
@@ -138,14 +139,16 @@ def shard_diff(call: OpCall) -> Iterator[Strategy]:
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def shard_isin(call: OpCall) -> Iterator[Strategy]:
-    """Each element is compared with all test elements, which are replicated."""
+    """Every dim of `elements`; each element is compared with all test elements, so these are
+    replicated.
+    """
     yield from shard_dims(call, "elements", range(call.tensor("elements").num_dims))
 
 
 @rule(aten.bucketize.Tensor, aten.searchsorted.Tensor)
 def shard_bucketize(call: OpCall) -> Iterator[Strategy]:
-    """Values, with one row of boundaries; or rows of values, each with its own row of
-    boundaries.
+    """Every dim of the values if all are compared with the same boundaries; if each row of values
+    has its own boundaries, every dim but the last.
     """
     rows = call.tensors.get("sorted_sequence")
     num_dims = call.tensor("self").num_dims

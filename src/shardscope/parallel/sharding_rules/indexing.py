@@ -146,9 +146,9 @@ def lower_index(local: LoweringContext) -> fx.Node:
     indices, masks = list(local["indices"]), []
     for dim in shard_dims:
         index = _count_from_front(local, indices[dim], spec.shape[dim])
-        indices[dim], is_foreign = localize_indices(local, index, spec=spec, dim=dim)
-        masks.append(is_foreign)
-    return _zero_foreign_indexed(local, local.repeat(indices=indices), masks, indexing)
+        indices[dim], is_remote = localize_indices(local, index, spec=spec, dim=dim)
+        masks.append(is_remote)
+    return _zero_remote_selections(local, local.repeat(indices=indices), masks, indexing)
 
 
 def _count_from_front(local: LoweringContext, index: fx.Node, size: int) -> fx.Node:
@@ -156,7 +156,7 @@ def _count_from_front(local: LoweringContext, index: fx.Node, size: int) -> fx.N
     return local.builder.write(aten.remainder.Scalar, index, size)
 
 
-def _zero_foreign_indexed(
+def _zero_remote_selections(
     local: LoweringContext, result: fx.Node, masks: list[fx.Node], indexing: _Indexing
 ) -> fx.Node:
     dims_behind = len(local.outputs[0].shape) - indexing.first_index_dim - indexing.num_index_dims
@@ -298,8 +298,8 @@ def lower_gather(local: LoweringContext) -> fx.Node:
         return local.repeat()
     if spec.local_shape(local.coordinate)[dim] == 0:
         return write_zeros(local, local["self"])
-    own_index, is_foreign = localize_indices(local, local[name], spec=spec, dim=dim)
-    return _zero_foreign(local, local.repeat(**{name: own_index}), is_foreign)
+    own_index, is_remote = localize_indices(local, local[name], spec=spec, dim=dim)
+    return _zero_remote(local, local.repeat(**{name: own_index}), is_remote)
 
 
 @lowering(aten.index_select.default)
@@ -310,15 +310,15 @@ def lower_index_select(local: LoweringContext) -> fx.Node:
         return local.repeat()
     if spec.local_shape(local.coordinate)[dim] == 0:
         return write_zeros(local, local["self"])
-    own_index, is_foreign = localize_indices(local, local["index"], spec=spec, dim=dim)
+    own_index, is_remote = localize_indices(local, local["index"], spec=spec, dim=dim)
     shape = [-1] + [1] * (len(spec.shape) - 1 - dim)
-    mask = local.builder.write(aten.reshape.default, is_foreign, shape)
-    return _zero_foreign(local, local.repeat(index=own_index), mask)
+    mask = local.builder.write(aten.reshape.default, is_remote, shape)
+    return _zero_remote(local, local.repeat(index=own_index), mask)
 
 
 def _index_name(local: LoweringContext) -> str:
     return "index" if "index" in local.arguments else "indices"
 
 
-def _zero_foreign(local: LoweringContext, result: fx.Node, is_foreign: fx.Node) -> fx.Node:
-    return local.builder.write(aten.masked_fill.Scalar, result, is_foreign, 0)
+def _zero_remote(local: LoweringContext, result: fx.Node, is_remote: fx.Node) -> fx.Node:
+    return local.builder.write(aten.masked_fill.Scalar, result, is_remote, 0)

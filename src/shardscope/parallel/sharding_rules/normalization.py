@@ -211,7 +211,7 @@ def lower_native_group_norm(local: LoweringContext) -> fx.Node:
 def _num_local_groups(local: LoweringContext, num_groups: int) -> int:
     spec = local.input_spec("input")
     local_channels, num_channels = spec.local_shape(local.coordinate)[1], spec.shape[1]
-    assert num_groups * local_channels % num_channels == 0, "a rank has to hold whole groups"
+    assert num_groups * local_channels % num_channels == 0, "a rank has to hold complete groups"
     return int(num_groups * local_channels // num_channels)
 
 

@@ -217,10 +217,10 @@ _register_variance("std", _std)
 def decompose_logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     dims = normalize_dims(dim, self.dim())
     wide = to_compute_dtype(self)
-    peak = detached_max(wide, dims)
+    maximum = detached_max(wide, dims)
     # An infinite maximum would make the difference nan.
-    peak = torch.where(peak.abs() == inf, 0.0, peak)
-    result = (wide - peak).exp().sum(dims, keepdim=True).log() + peak
+    maximum = torch.where(maximum.abs() == inf, 0.0, maximum)
+    result = (wide - maximum).exp().sum(dims, keepdim=True).log() + maximum
     return (result if keepdim or not dims else result.squeeze(dims)).to(self.dtype)
 
 
@@ -284,50 +284,53 @@ def _norm(magnitudes: Tensor, order: float, dims: list[int], keepdim: bool) -> T
 _Reduce = Callable[..., Tensor]
 
 
-def _register_argmax(name: Literal["max", "min"], peak: _Reduce) -> None:
-    """Register the decompositions of amax, max and argmax, or of amin, min and argmin; `peak` is
-    torch.amax or torch.amin.
+def _register_argmax(name: Literal["max", "min"], find_extreme: _Reduce) -> None:
+    """Register the decompositions of amax, max and argmax, or of amin, min and argmin.
+
+    `find_extreme` is torch.amax or torch.amin.
     """
     packet = getattr(aten, name)
 
     @decomposition(getattr(aten, f"a{name}").default)
     def among_dims(self: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
-        return _mean_of_extremes(self, normalize_dims(dim, self.dim()), keepdim, peak)
+        return _mean_of_extremes(self, normalize_dims(dim, self.dim()), keepdim, find_extreme)
 
     @decomposition(packet.default)
     def among_all(self: Tensor) -> Tensor:
-        return _mean_of_extremes(self, normalize_dims(None, self.dim()), False, peak)
+        return _mean_of_extremes(self, normalize_dims(None, self.dim()), False, find_extreme)
 
     @decomposition(packet.dim)
     def along_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         """The value at the first index, which alone gets the gradient."""
-        candidates, first = _find_first(self, normalize_dim(dim, self.dim()), peak)
+        candidates, first = _find_first(self, normalize_dim(dim, self.dim()), find_extreme)
         value = torch.where(candidates == first, self, 0).sum(dim, keepdim).to(self.dtype)
         return value, first if keepdim else first.squeeze(dim)
 
     @decomposition(getattr(aten, f"arg{name}").default)
     def index(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            first = _find_first(self.reshape(-1), 0, peak)[1]
+            first = _find_first(self.reshape(-1), 0, find_extreme)[1]
             return first.reshape([1] * self.dim() if keepdim else [])
-        first = _find_first(self, normalize_dim(dim, self.dim()), peak)[1]
+        first = _find_first(self, normalize_dim(dim, self.dim()), find_extreme)[1]
         return first if keepdim else first.squeeze(dim)
 
 
-def _mean_of_extremes(tensor: Tensor, dims: list[int], keepdim: bool, peak: _Reduce) -> Tensor:
+def _mean_of_extremes(
+    tensor: Tensor, dims: list[int], keepdim: bool, find_extreme: _Reduce
+) -> Tensor:
     """The maximum as the mean of all elements equal to it, which share its gradient as in torch."""
     if not tensor.is_floating_point():
-        return peak(tensor, dims, keepdim)
-    is_extreme = _is_extreme(tensor, peak(tensor.detach(), dims, True))
+        return find_extreme(tensor, dims, keepdim)
+    is_extreme = _is_extreme(tensor, find_extreme(tensor.detach(), dims, True))
     return torch.where(is_extreme, tensor, 0.0).sum(dims, keepdim) / is_extreme.sum(dims, keepdim)
 
 
-def _find_first(tensor: Tensor, dim: int, peak: _Reduce) -> tuple[Tensor, Tensor]:
+def _find_first(tensor: Tensor, dim: int, find_extreme: _Reduce) -> tuple[Tensor, Tensor]:
     """The index of each maximum, or the dim's size elsewhere; and the first such index."""
     size = tensor.shape[dim]
     indices = torch.arange(size, device=tensor.device)
     indices = indices.reshape([-1] + [1] * (tensor.dim() - dim - 1))
-    is_extreme = _is_extreme(tensor, peak(tensor.detach(), dim, True))
+    is_extreme = _is_extreme(tensor, find_extreme(tensor.detach(), dim, True))
     candidates = torch.where(is_extreme, indices, size)
     return candidates, candidates.amin(dim, keepdim=True)
 

@@ -40,37 +40,37 @@ _LINEAR = (aten.scatter.src, aten.scatter_add.default)
 )
 def shard_scatter(call: OpCall) -> Iterator[Strategy]:
     """Dims that are not indexed match elementwise, so all tensors must have the same size there."""
-    specs, along = call.tensors.values(), call.dim()
+    specs, indexed_dim = call.tensors.values(), call.dim()
     if len({spec.num_dims for spec in specs}) > 1:
         return
-    for dim in call.tensor("self").dims_except(along):
+    for dim in call.tensor("self").dims_except(indexed_dim):
         if len({spec.shape[dim] for spec in specs}) == 1:
             yield make_strategy(call, dict.fromkeys(call.tensors, Shard(dim)), Shard(dim))
     if call.op in _LINEAR:
         yield from propagate_partial_sum(call, "self", "src")
     if call.op == aten.scatter_add.default and can_be_partial_sum(call.tensor("self")):
-        yield from _shard_additions(call, along)
+        yield from _shard_additions(call, indexed_dim)
 
 
-def _shard_additions(call: OpCall, along: int) -> Iterator[Strategy]:
+def _shard_additions(call: OpCall, indexed_dim: int) -> Iterator[Strategy]:
     """Shard the values that are added: ranks may add different ones, which gives partial sums."""
-    if call.tensor("index").shape[along] == call.tensor("src").shape[along]:
-        shard = Shard(along)
+    if call.tensor("index").shape[indexed_dim] == call.tensor("src").shape[indexed_dim]:
+        shard = Shard(indexed_dim)
         for target in (Replicate(), Partial()):
             yield make_strategy(call, {"self": target, "index": shard, "src": shard}, Partial())
 
 
 @rule(aten.index_add.default, aten.index_copy.default)
 def shard_index_add(call: OpCall) -> Iterator[Strategy]:
-    target, source, along = call.tensor("self"), call.tensor("source"), call.dim()
+    target, source, indexed_dim = call.tensor("self"), call.tensor("source"), call.dim()
     if source.num_dims != target.num_dims or call.tensor("index").num_dims != 1:
         return
-    for dim in target.dims_except(along):
+    for dim in target.dims_except(indexed_dim):
         yield make_strategy(call, {"self": Shard(dim), "source": Shard(dim)}, Shard(dim))
     yield from propagate_partial_sum(call, "self", "source")
     if call.op == aten.index_add.default and can_be_partial_sum(target):
         for target_placement in (Replicate(), Partial()):
-            placements = {"self": target_placement, "index": Shard(0), "source": Shard(along)}
+            placements = {"self": target_placement, "index": Shard(0), "source": Shard(indexed_dim)}
             yield make_strategy(call, placements, Partial())
 
 
@@ -106,11 +106,11 @@ def lower_embedding(local: LoweringContext) -> fx.Node:
     num_rows = table.local_shape(local.coordinate)[0]
     if num_rows == 0:
         return write_zeros(local, local["weight"])
-    local_indices, is_foreign = localize_indices(local, local["indices"], spec=table, dim=0)
+    local_indices, is_remote = localize_indices(local, local["indices"], spec=table, dim=0)
     padding = local["padding_idx"] - table.start(0, local.coordinate)
     padding = padding if local["padding_idx"] >= 0 and 0 <= padding < num_rows else -1
     rows = local.repeat(indices=local_indices, padding_idx=padding)
-    mask = local.builder.write(aten.unsqueeze.default, is_foreign, -1)
+    mask = local.builder.write(aten.unsqueeze.default, is_remote, -1)
     return local.builder.write(aten.masked_fill.Scalar, rows, mask, 0)
 
 

@@ -100,10 +100,11 @@ def _is_from_the_end(call: OpCall) -> bool:
 
 
 def _is_partial_cheaper(call: OpCall, bounds: tuple[int, int]) -> bool:
-    """Whether to return partial sums: an all-reduce costs twice a gather, so the slice has to be
-    small.
+    """Whether to slice a sharded dim with a partial result, to which each rank contributes the
+    elements that it holds. An all-reduce costs twice a gather, so the slice must be at most half.
 
-    And it must not be mistaken by a later axis for a slice of the first rank's shard.
+    Not if the slice is within the first rank's shard: to rules of later mesh axes, which see sizes
+    of shards, it would look like a slice of every shard.
     """
     size, (start, end) = call.tensor("self").shape[call.dim()], bounds
     is_in_first_shard = not _is_from_the_end(call) and end * call.num_ranks <= size
@@ -113,8 +114,8 @@ def _is_partial_cheaper(call: OpCall, bounds: tuple[int, int]) -> bool:
 def _shard_blocks(
     call: OpCall, shard: Shard, bounds: Sequence[tuple[Size, Size]]
 ) -> Iterator[Strategy]:
-    """Complete blocks of a dim that is sharded in blocks: every rank has its shard of
-    each block.
+    """If the dim is sharded in blocks, and `bounds` (the start and end of each output) are
+    boundaries of blocks: every rank slices its own shards of these blocks.
     """
     blocks = blocks_of(shard, call.tensor("self").shape[shard.dim])
     if blocks is None:
@@ -263,7 +264,7 @@ def _shard_cat(call: OpCall, cat_dim: int) -> Iterator[Strategy]:
 
 
 def _shard_unless_empty(spec: TensorSpec, shard: Shard) -> Placement:
-    """torch skips empty vectors when it concatenates tensors of any number of dims."""
+    """Replicate for an empty vector, which torch.cat skips whatever dims the other tensors have."""
     return Replicate() if spec.shape == (0,) else shard
 
 

@@ -24,28 +24,26 @@ aten = torch.ops.aten
 _END = 2**63 - 1
 
 
-def shard_written_dim(call: OpCall, along: int) -> Iterator[Strategy]:
+def shard_written_dim(call: OpCall, written_dim: int) -> Iterator[Strategy]:
     """Shard the dim that is written to; the written values are replicated."""
     names = [name for name in ("start", "end", "index") if call.arguments.get(name) is not None]
-    sizes: list[Size] = [call.tensor("self").shape[along], *(call[name] for name in names)]
+    sizes: list[Size] = [call.tensor("self").shape[written_dim], *(call[name] for name in names)]
     is_known = all(isinstance(size, int) for size in sizes)
-    if is_known and ("index" in names or _is_proper_slice(call, along)):
+    if is_known and ("index" in names or _is_proper_slice(call, written_dim)):
         yield make_strategy(
-            call, {"self": Shard(along)}, Shard(along), is_permutation_invariant=False
+            call, {"self": Shard(written_dim)}, Shard(written_dim), is_permutation_invariant=False
         )
 
 
-def _is_proper_slice(call: OpCall, along: int) -> bool:
-    """Whether the slice is a part of the dim, also as earlier and later axes see it.
+def _is_proper_slice(call: OpCall, written_dim: int) -> bool:
+    """Whether the slice is certainly a part of the dim, and not all of it.
 
-    Sizes are those after earlier axes, but bounds refer to the full dim. A slice as large as the
-    remaining size, or as a shard of it, could be mistaken for all of it.
+    Bounds refer to the full dim, but sizes are those of the shards of earlier mesh axes. A slice as
+    large as the dim's size, or as a shard of it, could be all of the dim for some axis.
     """
-    size, shard = (
-        call.tensor("self").shape[along],
-        -(-call.tensor("self").shape[along] // call.num_ranks),
-    )
-    return call["step"] == 1 and call.tensor("src").shape[along] not in (size, shard)
+    size = call.tensor("self").shape[written_dim]
+    shard = -(-size // call.num_ranks)
+    return call["step"] == 1 and call.tensor("src").shape[written_dim] not in (size, shard)
 
 
 @lowering(aten.select_scatter.default)

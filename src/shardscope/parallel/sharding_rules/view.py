@@ -25,12 +25,15 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-Group = tuple[list[int], list[int]]
+DimGroup = tuple[list[int], list[int]]
+"""Dims of the old shape, and the dims of the new shape that have the same elements."""
 
 
-def group_dims(before: Sequence[Size], after: Sequence[Size]) -> Iterator[Group]:
-    """Groups of dims of the old and of the new shape that span the same indices; dims of size 1 are
-    left out.
+def group_dims(before: Sequence[Size], after: Sequence[Size]) -> Iterator[DimGroup]:
+    """The smallest groups of adjacent dims that a reshape from `before` to `after` splits, merges
+    or leaves as they are; dims of size 1 are left out.
+
+    From (2, 3, 4) to (6, 4), these are ([0, 1], [0]) and ([2], [1]).
     """
     old = [dim for dim, size in enumerate(before) if can_be_sharded(size)]
     new = [dim for dim, size in enumerate(after) if can_be_sharded(size)]
@@ -52,10 +55,10 @@ def _matching_prefixes(before: Sequence[Size], after: Sequence[Size]) -> list[tu
 
 
 def reshape_shard(
-    shard: Shard, before: Sequence[Size], after: Sequence[Size], *, group: Group, num_ranks: int
+    shard: Shard, before: Sequence[Size], after: Sequence[Size], *, group: DimGroup, num_ranks: int
 ) -> Shard | None:
-    """The Shard of the new shape that selects the same indices as `shard`, which is in this group;
-    None if none does.
+    """The placement after a reshape of a tensor that is placed as `shard`, whose dim is in `group`:
+    every rank holds the same elements. None if no placement has them.
     """
     old, new = group
     at = old.index(shard.dim)
@@ -76,7 +79,9 @@ def reshape_shard(
 def _shard_of_blocks(
     num_blocks: Size, after: Sequence[Size], dims: Sequence[int], num_ranks: int
 ) -> Shard | None:
-    """The Shard of the dim whose own blocks are the `num_blocks` blocks of the flattened group."""
+    """The placement, along one of `dims`, in which the flattened dims consist of `num_blocks`
+    blocks that are each sharded; None if there is none.
+    """
     num_outer: Size = 1
     for dim in dims:
         outer = quotient(num_blocks, num_outer)
@@ -132,7 +137,9 @@ _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
     *(aten.atleast_1d.default, aten.atleast_2d.default, aten.atleast_3d.default),
 )
 def shard_reshape(call: OpCall) -> Iterator[Strategy]:
-    """From the shapes alone: the size arguments are those of the full tensor."""
+    """Every dim that each rank can reshape on its own. This depends on the shapes of input and
+    output; size arguments are those of the full tensor and are replaced by the lowering.
+    """
     before, after = call.tensor("self").shape, call.outputs[0].shape
     for group in group_dims(before, after):
         old, new = group
@@ -150,7 +157,7 @@ def shard_reshape_like(call: OpCall) -> Iterator[Strategy]:
         yield from with_any_placement(call, strategy, "other")
 
 
-def _shard_reshaped_group(call: OpCall, group: Group) -> Iterator[Strategy]:
+def _shard_reshaped_group(call: OpCall, group: DimGroup) -> Iterator[Strategy]:
     before, after = call.tensor("self").shape, call.outputs[0].shape
     placement = call.placement_of("self")
     contiguous = [Shard(dim) for dim in group[0]]
@@ -251,11 +258,13 @@ def shard_repeat_interleave(call: OpCall) -> Iterator[Strategy]:
     before, after = call.tensor("self").shape, call.outputs[0].shape
     if call["dim"] is None and len(before) != 1:
         return  # the tensor is flattened first
-    along = normalize_dim(call["dim"] or 0, len(before))
-    yield from shard_dims(call, "self", shardable_dims(call.tensor("self"), along))
-    times = quotient(after[along], before[along])
-    if can_be_sharded(before[along]) and times is not None:
-        yield from _shard_repeated_dim(call, along, along, partial(_lengthen_segments, times=times))
+    repeated_dim = normalize_dim(call["dim"] or 0, len(before))
+    yield from shard_dims(call, "self", shardable_dims(call.tensor("self"), repeated_dim))
+    times = quotient(after[repeated_dim], before[repeated_dim])
+    if can_be_sharded(before[repeated_dim]) and times is not None:
+        yield from _shard_repeated_dim(
+            call, repeated_dim, repeated_dim, partial(_lengthen_segments, times=times)
+        )
 
 
 @lowering(*_EXPANDS, aten.expand_as.default)
