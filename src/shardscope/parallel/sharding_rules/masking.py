@@ -120,6 +120,8 @@ def can_select_locally(call: OpCall, dim: int) -> bool:
     Not if so much is selected that all-reducing the result costs more than gathering `self`.
     """
     source = call.tensor("self")
+    if source.num_dims == 0:
+        return False  # torch also indexes scalars
     if source.dtype == torch.bool or not isinstance(source.shape[dim], int):
         return False
     num_selected, num_source = product(call.outputs[0].shape), product(source.shape)

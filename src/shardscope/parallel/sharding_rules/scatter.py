@@ -16,7 +16,7 @@ from shardscope.parallel.sharding_rules.builders import (
     propagate_partial_sum,
     shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.masking import (
     is_sharded,
     localize_indices,
@@ -48,8 +48,13 @@ def shard_scatter(call: OpCall) -> Iterator[Strategy]:
             yield make_strategy(call, dict.fromkeys(call.tensors, Shard(dim)), Shard(dim))
     if call.op in _LINEAR:
         yield from propagate_partial_sum(call, "self", "src")
-    if call.op == aten.scatter_add.default and can_be_partial_sum(call.tensor("self")):
+    if call.op == aten.scatter_add.default and _can_add_to_shards(call.tensor("self")):
         yield from _shard_additions(call, indexed_dim)
+
+
+def _can_add_to_shards(target: TensorSpec) -> bool:
+    """Whether ranks can add different values to `target`; torch also adds to scalars."""
+    return target.num_dims > 0 and can_be_partial_sum(target)
 
 
 def _shard_additions(call: OpCall, indexed_dim: int) -> Iterator[Strategy]:
@@ -68,7 +73,7 @@ def shard_index_add(call: OpCall) -> Iterator[Strategy]:
     for dim in target.dims_except(indexed_dim):
         yield make_strategy(call, {"self": Shard(dim), "source": Shard(dim)}, Shard(dim))
     yield from propagate_partial_sum(call, "self", "source")
-    if call.op == aten.index_add.default and can_be_partial_sum(target):
+    if call.op == aten.index_add.default and _can_add_to_shards(target):
         for target_placement in (Replicate(), Partial()):
             placements = {"self": target_placement, "index": Shard(0), "source": Shard(indexed_dim)}
             yield make_strategy(call, placements, Partial())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import sympy
@@ -223,8 +223,12 @@ _REPEATS = (aten.repeat.default, aten.tile.default)
 
 @rule(*_EXPANDS)
 def shard_expand(call: OpCall) -> Iterator[Strategy]:
-    """Existing dims stay sharded; each rank creates its own shard of the new dims."""
-    yield from _shard_existing_dims(call)
+    """Existing dims stay sharded; each rank creates its own shard of the new dims.
+
+    A size other than 1 is not expanded. It equals the output's, although symbolic sizes may express
+    that in different symbols, those of two inputs that export did not relate.
+    """
+    yield from _shard_existing_dims(call, shardable_dims(call.tensor("self")))
     for dim in _new_dims(call):
         yield make_strategy(call, {}, Shard(dim))
     yield from propagate_partial(call, "self", offer_all=True)
@@ -240,15 +244,18 @@ def shard_expand_like(call: OpCall) -> Iterator[Strategy]:
 @rule(*_REPEATS)
 def shard_repeat(call: OpCall) -> Iterator[Strategy]:
     """As shard_expand; a repeated dim becomes that many blocks, each sharded in the same way."""
-    yield from shard_expand(call)
     before, after = call.tensor("self").shape, call.outputs[0].shape
     offset = len(after) - len(before)
-    for dim, size in enumerate(before):
-        times = quotient(after[dim + offset], size) if can_be_sharded(size) else None
-        if times is not None and times != 1:
-            yield from _shard_repeated_dim(
-                call, dim, dim + offset, partial(_repeat_blocks, times=times)
-            )
+    dims = shardable_dims(call.tensor("self"))
+    times = {dim: quotient(after[dim + offset], before[dim]) for dim in dims}
+    yield from _shard_existing_dims(call, [dim for dim in dims if times[dim] == 1])
+    for dim in _new_dims(call):
+        yield make_strategy(call, {}, Shard(dim))
+    yield from propagate_partial(call, "self", offer_all=True)
+    for dim, count in times.items():
+        if count is not None and count != 1:
+            repeat_shard = partial(_repeat_blocks, times=count)
+            yield from _shard_repeated_dim(call, dim, dim + offset, repeat_shard)
 
 
 @rule(aten.repeat_interleave.self_int)
@@ -289,16 +296,11 @@ def lower_repeat_interleave(local: LoweringContext) -> fx.Node:
     return local.repeat(output_size=None)
 
 
-def _shard_existing_dims(call: OpCall) -> Iterator[Strategy]:
-    """Dims that are not expanded: a size other than 1 equals the output's, although symbolic sizes
-    may express that in different symbols, those of two inputs that export did not relate.
-    """
-    before, after = call.tensor("self").shape, call.outputs[0].shape
-    offset = len(after) - len(before)
-    for dim in shardable_dims(call.tensor("self")):
-        sizes = before[dim], after[dim + offset]
-        if sizes[0] == sizes[1] or not all(isinstance(size, int) for size in sizes):
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim + offset))
+def _shard_existing_dims(call: OpCall, dims: Iterable[int]) -> Iterator[Strategy]:
+    """These dims of the input, which are dims of the output, counted from the last."""
+    offset = call.outputs[0].num_dims - call.tensor("self").num_dims
+    for dim in dims:
+        yield make_strategy(call, {"self": Shard(dim)}, Shard(dim + offset))
 
 
 def _new_dims(call: OpCall) -> Iterator[int]:
