@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from rule_offers import find_strategies
 from rule_sample import Sample, make_sample
+from rule_strategies import find_strategies
 from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.ir.placements import Placement, Replicate
 from shardscope.parallel.ir.reference_sharding import (

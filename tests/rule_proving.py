@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rule_offers import find_strategies
 from rule_proof import prove
 from rule_sample import make_sample
+from rule_strategies import find_strategies
 from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import find_decomposition, find_rule
 
