@@ -20,7 +20,6 @@ from torch.fx.node import map_aggregate
 from rule_sample import Sample, make_sample
 from rule_strategies import find_strategies
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Placement, Replicate
 from shardscope.parallel.ir.reference_sharding import (
     Coordinates,
     all_coordinates,
@@ -30,6 +29,7 @@ from shardscope.parallel.ir.reference_sharding import (
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
+from shardscope.plan.placements import Placement, Replicate
 
 __all__ = ["Verdict", "prove", "refute"]
 

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rule_proof import prove
 from rule_sample import make_sample
 from rule_strategies import find_strategies
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import find_decomposition, find_rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 __all__ = [
     "decompose",

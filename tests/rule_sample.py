@@ -12,7 +12,6 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from shardscope._torch.dispatch import op_schema
-from shardscope.parallel.ir.placements import Placement, Replicate, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import (
     LocalSize,
@@ -22,6 +21,7 @@ from shardscope.parallel.sharding_rules.context import (
 )
 from shardscope.parallel.sharding_rules.random import memory_order
 from shardscope.parallel.sharding_rules.registry import find_lowering
+from shardscope.plan.placements import Placement, Replicate, Size
 
 __all__ = ["Sample", "make_sample"]
 

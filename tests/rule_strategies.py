@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, shard_size
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import find_rule
+from shardscope.plan.placements import Placement, Replicate, Shard, divides, shard_size
 
 __all__ = ["can_run", "find_strategies"]
 

@@ -15,6 +15,7 @@ EVERYTHING_BELOW_CLI = {
     "_torch",
     "world",
     "attribution",
+    "plan",
     "comm",
     "shard",
     "numerics",
@@ -38,10 +39,21 @@ ALLOWED = {
     # Module names, call sites and run identity, which every instrument charges its records to.
     "attribution": {"record", "_torch", "world", "errors", "version"},
     "comm": {"record", "_torch", "world", "attribution", "errors", "version"},
-    "shard": {"record", "_torch", "world", "attribution", "errors", "version"},
+    # Plans as users write them, which `audit` and `parallelize` read.
+    "plan": {"record", "errors"},
+    "shard": {"record", "_torch", "world", "attribution", "plan", "errors", "version"},
     "numerics": {"record", "_torch", "attribution", "errors"},
     "compile": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
-    "parallel": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
+    "parallel": {
+        "record",
+        "_torch",
+        "world",
+        "attribution",
+        "plan",
+        "numerics",
+        "errors",
+        "version",
+    },
     # A contract is checked wherever there is a recording, without torch.
     "contract": {"record", "errors"},
     "report": {"record"},

@@ -17,8 +17,8 @@ from torch.nn.functional import (
 )
 
 from shardscope.parallel.api import parallelize
-from shardscope.parallel.ir.placements import Shard
 from shardscope.parallel.program import ParallelProgram
+from shardscope.plan.placements import Shard
 
 
 class Scaled(nn.Module):

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from parallel_cases.case import Case, Given, copied
-from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.program import ParallelProgram
+from shardscope.plan.placements import Replicate, Shard
 
 __all__ = [
     "Spoken",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope.parallel.api import parallelize
-    from shardscope.parallel.ir.placements import Partial, Replicate, Shard
     from shardscope.parallel.plan.plan import Plan as Plan
     from shardscope.parallel.plan.styles import Colwise as Colwise
     from shardscope.parallel.plan.styles import ModuleInput as ModuleInput
@@ -19,19 +18,20 @@ if TYPE_CHECKING:
     from shardscope.parallel.plan.styles import Rowwise as Rowwise
     from shardscope.parallel.plan.styles import Sequence as Sequence
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
+    from shardscope.plan.placements import Partial, Replicate, Shard
 
 _HOMES = {
     "Colwise": "shardscope.parallel.plan.styles",
     "ModuleInput": "shardscope.parallel.plan.styles",
     "ModuleOutput": "shardscope.parallel.plan.styles",
     "ParallelProgram": "shardscope.parallel.program",
-    "Partial": "shardscope.parallel.ir.placements",
+    "Partial": "shardscope.plan.placements",
     "Plan": "shardscope.parallel.plan.plan",
-    "Replicate": "shardscope.parallel.ir.placements",
+    "Replicate": "shardscope.plan.placements",
     "Replicated": "shardscope.parallel.plan.styles",
     "Rowwise": "shardscope.parallel.plan.styles",
     "Sequence": "shardscope.parallel.plan.styles",
-    "Shard": "shardscope.parallel.ir.placements",
+    "Shard": "shardscope.plan.placements",
     "parallelize": "shardscope.parallel.api",
 }
 

@@ -16,7 +16,6 @@ from shardscope.errors import ParallelError
 from shardscope.parallel.equivalence.runs import copy_model
 from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
-from shardscope.parallel.ir.placements import Placement, Replicate
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import find_sharded_symbols
 from shardscope.parallel.passes.capture import Capture, WithLoss, export_model, export_with_loss
@@ -28,6 +27,7 @@ from shardscope.parallel.plan.plan import Plan
 from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import PlacementConstraint, ResolvedPlan, resolve
 from shardscope.parallel.program import ParallelProgram
+from shardscope.plan.placements import Placement, Replicate
 
 _Key = TypeVar("_Key")
 _export_lock = threading.RLock()

@@ -16,10 +16,10 @@ from torch.distributed.tensor.parallel import (
 
 from plan_models import Decoder
 from shardscope import simulate
-from shardscope.parallel.ir.placements import Replicate
 from shardscope.parallel.plan.placement_syntax import read_placement
 from shardscope.parallel.plan.program_index import index_model
 from shardscope.parallel.plan.resolve import resolve
+from shardscope.plan.placements import Replicate
 
 PLANS: dict[str, dict[str, Any]] = {
     "linear layers": {"layers.*.qkv": ColwiseParallel(), "layers.*.wo": RowwiseParallel()},

@@ -18,8 +18,8 @@ from rule_proving import (
     trainable,
     without_blocks,
 )
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import find_decomposition
+from shardscope.plan.placements import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 FUNCTIONAL = aten._native_batch_norm_legit_functional.default

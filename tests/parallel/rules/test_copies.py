@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id
-from shardscope.parallel.ir.placements import Shard
+from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten
 PRESERVED = {"P -> P", "P(max) -> P(max)", "P(min) -> P(min)"}

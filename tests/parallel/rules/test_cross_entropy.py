@@ -17,8 +17,8 @@ from rule_proving import (
     trainable,
     without_blocks,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import find_decomposition
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 aten = torch.ops.aten
 CROSS_ENTROPY = aten.cross_entropy_loss.default

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from rule_proving import numbers, propagate_shards, stable_id
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import (
     DECOMPOSITIONS,
     find_decomposition,
     load_rules,
 )
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 aten = torch.ops.aten
 R = Replicate()

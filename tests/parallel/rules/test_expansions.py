@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id
-from shardscope.parallel.ir.placements import Shard
+from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id, without_blocks
-from shardscope.parallel.ir.placements import Partial, Shard
+from shardscope.plan.placements import Partial, Shard
 
 aten = torch.ops.aten
 CANDIDATES = [(Partial(),)]

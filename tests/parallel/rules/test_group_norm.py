@@ -16,8 +16,8 @@ from rule_proving import (
     trainable,
     without_blocks,
 )
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.registry import find_decomposition
+from shardscope.plan.placements import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 GROUP_NORM, NATIVE = aten.group_norm.default, aten.native_group_norm.default

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id, without_blocks
-from shardscope.parallel.ir.placements import Shard
+from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten
 

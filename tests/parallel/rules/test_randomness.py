@@ -10,10 +10,10 @@ import torch
 
 from rule_proving import decompose, numbers, prove_strategies, stable_id, trainable, without_blocks
 from rule_sample import Sample, make_sample
-from shardscope.parallel.ir.placements import Partial, Shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.random import is_random
 from shardscope.parallel.sharding_rules.registry import find_rule
+from shardscope.plan.placements import Partial, Shard
 
 aten = torch.ops.aten
 DROPOUTS = [aten.dropout.default, aten.feature_dropout.default]

@@ -9,10 +9,10 @@ import sympy
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import find_rule
 from shardscope.parallel.sharding_rules.view import group_dims, reshape_shard
+from shardscope.plan.placements import Placement, Replicate, Shard
 
 aten = torch.ops.aten
 VIEWS = [aten.view.default, aten.reshape.default, aten._unsafe_view.default]

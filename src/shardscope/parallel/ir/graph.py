@@ -15,9 +15,9 @@ import torch
 
 from shardscope._torch.dispatch import OpOverload
 from shardscope.errors import ParallelError, ShardscopeError
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
+from shardscope.plan.placements import Placement, Size
 
 _numbers = itertools.count()
 

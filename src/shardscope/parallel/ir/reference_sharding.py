@@ -11,7 +11,8 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
-from shardscope.parallel.ir.placements import (
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.plan.placements import (
     Partial,
     Placement,
     Reduction,
@@ -19,7 +20,6 @@ from shardscope.parallel.ir.placements import (
     Shard,
     shard_size,
 )
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
 Coordinates = tuple[int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.parallel.ir.placements import (
+from shardscope.plan.placements import (
     Placement,
     Replicate,
     Shard,

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from shardscope._torch.export import divide_size, expression_of, hint_of, range_of
-from shardscope.parallel.ir.placements import Placement, Shard, Size, divides
+from shardscope.plan.placements import Placement, Shard, Size, divides
 
 _T = TypeVar("_T")
 

@@ -20,9 +20,9 @@ from shardscope._torch.collectives.functional import (
     WAIT,
 )
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.sharding_rules.context import GraphBuilder
+from shardscope.plan.placements import Size
 
 
 def all_reduce(value: Tensor, reduction: str, group: str) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from shardscope.errors import PlanError
 from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, values_in
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Placement, Shard
 from shardscope.parallel.plan.resolve import InputConstraints, PlacementConstraint, ResolvedPlan
+from shardscope.plan.placements import Placement, Shard
 
 
 @final

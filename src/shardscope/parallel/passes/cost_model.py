@@ -18,8 +18,8 @@ from shardscope.parallel.ir.graph import (
     Value,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
 Hints = Mapping[Any, int]
 """The sizes that export traced an open program with."""

@@ -22,7 +22,7 @@ from shardscope.parallel.ir.graph import (
     map_nest,
     values_in,
 )
-from shardscope.parallel.ir.placements import Replicate, Shard
+from shardscope.plan.placements import Replicate, Shard
 
 
 @final

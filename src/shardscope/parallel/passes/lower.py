@@ -20,13 +20,13 @@ from shardscope.parallel.ir.graph import (
     error_context,
     map_nest,
 )
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.grad_reduction import find_grad_reductions
 from shardscope.parallel.passes.reshard import CollectiveEmitter, lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE, describe_call
 from shardscope.parallel.sharding_rules.context import GraphBuilder, LocalSize, LoweringContext
 from shardscope.parallel.sharding_rules.registry import find_lowering
+from shardscope.plan.placements import Placement, Size
 
 _Write = Callable[..., fx.Node]
 

@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from shardscope._torch.collectives.functional import WAIT
 from shardscope._torch.export import expression_of, flatten
 from shardscope.parallel.ir.graph import ShardingGraph, Value
-from shardscope.parallel.ir.placements import product
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.cost_model import Hints, size_hint
+from shardscope.plan.placements import product
 from shardscope.record import RankMemory, compress_ranks
 
 

@@ -30,7 +30,6 @@ from shardscope.parallel.ir.graph import (
     map_nest,
     values_in,
 )
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import (
     START_BYTES,
@@ -42,6 +41,7 @@ from shardscope.parallel.passes.cost_model import (
 )
 from shardscope.parallel.passes.decompose import Decomposition, decompose
 from shardscope.parallel.passes.strategies import StrategyLookup
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 # Factors on the cost of resharding a parameter. On an axis that shards the data, weights are
 # gathered to match the data; on other axes they stay as planned.

@@ -10,7 +10,9 @@ import torch
 from torch import fx
 
 from shardscope.parallel.ir.graph import Reshard
-from shardscope.parallel.ir.placements import (
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.sharding_rules.context import GraphBuilder
+from shardscope.plan.placements import (
     Partial,
     Replicate,
     Shard,
@@ -19,8 +21,6 @@ from shardscope.parallel.ir.placements import (
     shard_size,
     shard_start,
 )
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.context import GraphBuilder
 
 _aten = torch.ops.aten
 

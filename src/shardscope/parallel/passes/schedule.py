@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, fx
 
 from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import Hints, size_hint
 from shardscope.parallel.passes.grad_reduction import (
@@ -23,6 +22,7 @@ from shardscope.parallel.passes.grad_reduction import (
 )
 from shardscope.parallel.passes.reshard import lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE
+from shardscope.plan.placements import Size
 from shardscope.record import CollectiveKind, Phase
 
 

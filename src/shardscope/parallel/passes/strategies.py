@@ -11,12 +11,12 @@ import torch
 
 from shardscope._torch.dispatch import is_overload
 from shardscope.parallel.ir.graph import OpNode, Reshard, Strategy, Value, map_nest
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, divides
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
 from shardscope.parallel.sharding_rules.registry import find_rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, divides
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.plan.match import Axes
 from shardscope.parallel.plan.parse import TomlValue
 from shardscope.parallel.plan.placement_syntax import (
@@ -17,6 +16,7 @@ from shardscope.parallel.plan.placement_syntax import (
     read_placement,
 )
 from shardscope.parallel.plan.program_index import ValueInfo
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 from shardscope.record.patterns import is_pattern, matches_deeply
 
 

@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import TypeVar, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Shard
 from shardscope.parallel.plan.parse import Entry, Styles
 from shardscope.parallel.plan.styles import (
     ModuleInput,
@@ -21,6 +20,7 @@ from shardscope.parallel.plan.styles import (
     Replicated,
     WeightStyle,
 )
+from shardscope.plan.placements import Shard
 from shardscope.record.patterns import is_pattern, matches_deeply
 
 _T = TypeVar("_T")

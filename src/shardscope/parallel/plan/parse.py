@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.plan.placement_syntax import (
     describe_placement,
     format_placement,
@@ -26,6 +25,7 @@ from shardscope.parallel.plan.styles import (
     Style,
 )
 from shardscope.parallel.plan.torch_styles import is_torch_style, read_torch_style
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 from shardscope.record.patterns import is_pattern
 
 _STYLES_BY_NAME: dict[str, Style] = {

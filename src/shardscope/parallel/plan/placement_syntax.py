@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 _SHARD = re.compile(
     r"shard\(\s*(?:dim\s*=\s*)?(-?\d+)\s*"

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.export import leaf_paths
 from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Size
+from shardscope.plan.placements import Size
 
 
 @final

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard
 from shardscope.parallel.plan.io_constraints import resolve_io_constraints
 from shardscope.parallel.plan.match import Axes, PlanMatcher, Rule, suggest_name, weight_style
 from shardscope.parallel.plan.parse import Styles
@@ -30,6 +29,7 @@ from shardscope.parallel.plan.weights import (
     is_incidental_match,
     module_sharding,
 )
+from shardscope.plan.placements import Placement, Replicate, Shard
 
 PlacementConstraint: TypeAlias = tuple[Placement | None, ...]
 """How a value shall lie along each mesh axis, in the mesh's order; None leaves it as it comes.

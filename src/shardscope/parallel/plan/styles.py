@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Placement, Shard
 from shardscope.parallel.plan.placement_syntax import describe_placement, read_placement
+from shardscope.plan.placements import Placement, Shard
 
 Parts: TypeAlias = int | tuple[int, ...] | None
 

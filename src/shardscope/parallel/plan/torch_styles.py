@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard
 from shardscope.parallel.plan.placement_syntax import read_placement
 from shardscope.parallel.plan.styles import (
     Colwise,
@@ -28,6 +27,7 @@ from shardscope.parallel.plan.styles import (
     Sequence,
     Style,
 )
+from shardscope.plan.placements import Placement, Replicate, Shard
 
 _KNOWN_STYLES = (
     "ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput, PrepareModuleOutput "

@@ -9,7 +9,6 @@ from math import prod
 from typing import Literal, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.plan.match import Axes, PlanMatcher, Rule, weight_style
 from shardscope.parallel.plan.placement_syntax import describe_placement
 from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex
@@ -21,6 +20,7 @@ from shardscope.parallel.plan.styles import (
     ShardingStyle,
     WeightStyle,
 )
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 
 def shard_in_blocks(

@@ -14,9 +14,9 @@ from shardscope._torch.export import expression_of, flatten, flatten_as, range_o
 from shardscope._torch.modules import Slot, hang
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value
-from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes, symbols_in
+from shardscope.plan.placements import Size
 
 
 @final

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, Size, divides
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
     has_nonempty_shards,
@@ -21,6 +20,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
+from shardscope.plan.placements import Placement, Replicate, Shard, Size, divides
 
 aten = torch.ops.aten
 

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import OpOverload, op_schema, overloads_of
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import (
+from shardscope.parallel.sharding_rules.context import (
+    OpCall,
+    TensorSpec,
+    normalize_dim,
+    tensors_in,
+)
+from shardscope.plan.placements import (
     Partial,
     Placement,
     Reduction,
@@ -22,12 +28,6 @@ from shardscope.parallel.ir.placements import (
     Shard,
     Size,
     shard_size,
-)
-from shardscope.parallel.sharding_rules.context import (
-    OpCall,
-    TensorSpec,
-    normalize_dim,
-    tensors_in,
 )
 
 Dims = int | Sequence[int] | None

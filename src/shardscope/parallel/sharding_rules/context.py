@@ -15,8 +15,8 @@ from torch.fx.node import Argument
 
 from shardscope._torch.dispatch import OpOverload
 from shardscope.parallel.ir.graph import Op
-from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.plan.placements import Placement, Size
 
 
 @final

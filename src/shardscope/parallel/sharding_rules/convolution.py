@@ -9,7 +9,6 @@ from torch import Tensor, fx
 
 from shardscope._torch.dispatch import OpOverload, private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Shard, divides
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
@@ -18,6 +17,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, lowering, rule
+from shardscope.plan.placements import Partial, Shard, divides
 
 aten = torch.ops.aten
 

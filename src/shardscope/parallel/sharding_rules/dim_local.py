@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Shard
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
@@ -19,6 +18,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten
 

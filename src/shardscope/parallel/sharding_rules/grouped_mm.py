@@ -12,10 +12,10 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Shard, divides
 from shardscope.parallel.sharding_rules.builders import make_strategy
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule
+from shardscope.plan.placements import Partial, Shard, divides
 
 aten = torch.ops.aten
 

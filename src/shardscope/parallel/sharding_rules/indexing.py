@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     PlacementOrList,
     broadcast_shape,
@@ -34,6 +33,7 @@ from shardscope.parallel.sharding_rules.masking import (
     zero_except_first_rank,
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 aten = torch.ops.aten
 

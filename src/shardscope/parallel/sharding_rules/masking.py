@@ -9,7 +9,14 @@ from itertools import accumulate
 import torch
 from torch import fx
 
-from shardscope.parallel.ir.placements import (
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.sharding_rules.builders import blocks_of
+from shardscope.parallel.sharding_rules.context import (
+    GraphBuilder,
+    LoweringContext,
+    OpCall,
+)
+from shardscope.plan.placements import (
     Partial,
     Replicate,
     Shard,
@@ -17,13 +24,6 @@ from shardscope.parallel.ir.placements import (
     product,
     shard_size,
     shard_start,
-)
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.builders import blocks_of
-from shardscope.parallel.sharding_rules.context import (
-    GraphBuilder,
-    LoweringContext,
-    OpCall,
 )
 
 aten = torch.ops.aten

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shape,
     broadcast_shards,
@@ -22,6 +21,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 aten = torch.ops.aten
 

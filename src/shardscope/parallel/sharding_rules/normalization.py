@@ -10,7 +10,6 @@ from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     has_nonempty_shards,
     make_strategy,
@@ -20,6 +19,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Placement, Replicate, Shard, divides, product
 
 aten = torch.ops.aten
 

@@ -8,7 +8,6 @@ import torch
 
 from shardscope._torch.dispatch import OpOverload, op_packet, op_schema, private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shard,
     broadcast_shards,
@@ -24,6 +23,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule, rule_where
+from shardscope.plan.placements import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ from torch import Tensor, fx
 
 from shardscope._torch.export import expression_of
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Replicate
 from shardscope.parallel.sharding_rules.builders import (
     make_strategy,
     propagate_partial_sum,
@@ -20,6 +19,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.masking import slice_shard
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Replicate
 
 aten = torch.ops.aten
 

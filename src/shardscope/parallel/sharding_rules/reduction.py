@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Reduction, Shard, product
 from shardscope.parallel.sharding_rules.builders import (
     Dims,
     can_be_sharded,
@@ -29,6 +28,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Partial, Reduction, Shard, product
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)

@@ -9,7 +9,6 @@ from torch import fx
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Replicate, Shard
 from shardscope.parallel.sharding_rules.builders import (
     can_be_partial_sum,
     make_strategy,
@@ -24,6 +23,7 @@ from shardscope.parallel.sharding_rules.masking import (
     zero_except_first_rank,
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     blocks_of,
@@ -27,6 +26,7 @@ from shardscope.parallel.sharding_rules.context import (
 )
 from shardscope.parallel.sharding_rules.masking import is_sharded, local_index
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 aten = torch.ops.aten
 

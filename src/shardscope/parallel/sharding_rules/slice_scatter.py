@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Shard, Size
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     make_strategy,
@@ -18,6 +17,7 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Shard, Size
 
 aten = torch.ops.aten
 

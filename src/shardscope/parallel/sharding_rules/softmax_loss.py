@@ -11,7 +11,6 @@ from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size, product
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     broadcast_shape,
@@ -24,6 +23,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
 aten = torch.ops.aten
 

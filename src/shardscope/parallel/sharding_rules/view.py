@@ -11,7 +11,6 @@ from torch import fx
 
 from shardscope._torch.dispatch import private_aten_op
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.placements import Shard, Size, divides, product
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     make_strategy,
@@ -24,6 +23,7 @@ from shardscope.parallel.sharding_rules.builders import (
 )
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import lowering, rule
+from shardscope.plan.placements import Shard, Size, divides, product
 
 DimGroup = tuple[list[int], list[int]]
 """Dims of the old shape, and the dims of the new shape that have the same elements."""

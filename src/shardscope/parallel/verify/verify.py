@@ -22,10 +22,10 @@ from shardscope.parallel.equivalence.compare import compare
 from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.ir.graph import Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, unshard_tensor
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.verify.lockstep import run_in_lockstep
+from shardscope.plan.placements import Replicate, Shard
 from shardscope.record import TensorVerdict
 
 

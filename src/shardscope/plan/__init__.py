@@ -1,0 +1,1 @@
+"""Placements, styles and plans as users write them; what `audit` and `parallelize` share."""
