@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.cuda.runtime import is_simulated
 from shardscope._torch.dtensor import preserved_propagator
 from shardscope._torch.fake import NO_DATA
-from shardscope._torch.mesh import describe_axes, meshes_of
+from shardscope._torch.mesh import describe_axes, group_backend, meshes_of
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.module_names import ModuleNames
@@ -85,7 +85,7 @@ def _device_type(model: nn.Module) -> str:
 
 
 def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
-    if dist.get_backend() != "fake":
+    if group_backend() != "fake":
         raise CoverageError(
             f"coverage() was called in a process group of {dist.get_world_size()} real ranks "
             f"({dist.get_backend()}). Call it in one process by itself, or within simulate()."
