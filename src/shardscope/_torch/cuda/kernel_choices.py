@@ -19,11 +19,15 @@ from torch.optim import optimizer
 from shardscope._torch.cuda.autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.fake import FakeTensor
-from shardscope._torch.private import find_name, without_if_moved
+from shardscope._torch.private import find_name, is_missing, without_if_moved
 from shardscope._torch.skip_dynamo import skip_dynamo
 
 _foreach_utils = find_name(
     "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
+)
+_has_kernel = find_name(
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
+    "compare the values of ops that have a kernel for the CPU",
 )
 
 _aten = torch.ops.aten
@@ -95,6 +99,13 @@ def _for_fakes(
     # Dynamo would compile it when it runs a graph on fake tensors, as it does for DDP.
     skip_dynamo(dispatch.__code__)
     return dispatch
+
+
+def has_cpu_kernel(op: Any) -> bool:
+    """Whether `op` runs on CPU tensors with data while `cuda_choices` is active."""
+    if is_missing(_has_kernel):
+        return True
+    return op is not _aten._fused_rms_norm.default and bool(_has_kernel(op.name(), "CPU"))
 
 
 def _no_kernel(*_: Any) -> Any:

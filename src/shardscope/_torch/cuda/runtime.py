@@ -364,7 +364,7 @@ class _OnDevice:
 def _read_random_state(device: Any = "cuda") -> torch.Tensor:
     """The state of a CUDA generator: a seed and an offset."""
     with disable_dispatch_modes():
-        return torch.zeros(16, dtype=torch.uint8)
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
 
 def _current_cuda_device(*_: Any) -> torch.device:

@@ -332,7 +332,7 @@ class _CudaGenerator(_Generator):
     def get_state(self) -> torch.Tensor:
         """The seed, and an offset of 0."""
         with disable_dispatch_modes():
-            return torch.tensor([self.initial_seed(), 0]).view(torch.uint8)
+            return torch.tensor([self.initial_seed(), 0], device="cpu").view(torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> Self:
         with disable_dispatch_modes():
