@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import zip_longest
 
@@ -119,6 +119,8 @@ def describe_call(call: Collective) -> str:
         parts.append(f"op {call.reduce_op}")
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
+    elif call.kind is CollectiveKind.RECV:
+        parts.append("from any rank")
     return f"{' '.join(part for part in parts if part)} ({_describe_location(call)})"
 
 
@@ -147,6 +149,15 @@ def find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
         problem = _find_problem(name, route, sends[route], receives[route], group)
         if problem is not None:
             problems.append(problem)
+    unsent = find_unsent(group)
+    senders = group.keys() - unsent.keys()
+    if unsent and senders and all(group[rank].is_finished for rank in senders):
+        receiver, call = next(iter(unsent.items()))
+        fact = (
+            f"no rank sends what rank {receiver} waits for: {describe_call(call)}, although "
+            f"{name_ranks(senders)} ended"
+        )
+        problems.append((call.group_order, receiver, _make_finding(name, fact, call)))
     return [finding for _, _, finding in sorted(problems, key=lambda item: item[:2])[:1]]
 
 
@@ -166,6 +177,24 @@ def sort_by_route(
             else:
                 receives[call.peer, rank].append(call)
     return sends, receives, from_anyone
+
+
+def find_unsent(group: GroupCalls) -> dict[int, Collective]:
+    """By rank, its first receive from any rank for which no rank of the group sent a message.
+
+    Empty if what some rank of the group sent is not known.
+    """
+    transfers = [call for calls in group.values() for call in calls.transfers]
+    is_known = all(calls.is_known for calls in group.values())
+    if not transfers or len(group) < transfers[0].num_ranks or not is_known:
+        return {}
+    num_sent = Counter(call.peer for call in transfers if call.kind is CollectiveKind.SEND)
+    unsent: dict[int, Collective] = {}
+    for rank, calls in group.items():
+        receives = [call for call in calls.transfers if call.kind is CollectiveKind.RECV]
+        if num_sent[rank] < len(receives) and receives[num_sent[rank]].peer is None:
+            unsent[rank] = receives[num_sent[rank]]
+    return unsent
 
 
 def _find_problem(

@@ -19,7 +19,13 @@ from shardscope.comm.group_order import (
     payload_bytes,
     sort_by_group,
 )
-from shardscope.comm.hang import DEADLOCK, RANK_BEHIND, find_hang
+from shardscope.comm.hang import (
+    DEADLOCK,
+    RANK_BEHIND,
+    UNKNOWN_TAGS,
+    find_hang,
+    find_unknown_waits,
+)
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
@@ -177,6 +183,8 @@ _RULES = (DEADLOCK, IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, RANK_BEHIND, RANK_MISM
 def review(recording: Recording) -> Recording:
     """Compute this package's findings anew, and keep all other findings."""
     # A merged recording has more ranks than the ones its findings were computed from.
+    gaps = [gap for gap in recording.gaps if not gap.fact.endswith(UNKNOWN_TAGS)]
+    gaps += find_unknown_waits(recording, sort_by_group(recording))
     other_findings = [finding for finding in recording.findings if finding.rule not in _RULES]
     findings = (*match_ranks(recording), *find_comm_problems(recording), *other_findings)
-    return replace(recording, findings=findings)
+    return replace(recording, findings=findings, gaps=tuple(gaps))

@@ -24,6 +24,7 @@ class Wait(Struct, frozen=True):
     position: int | None  # among the group's collectives; None for a send or receive
     waiters: dict[int, Collective]  # the call of each waiting rank
     missing: tuple[int, ...]
+    is_any: bool = False  # any of the missing ranks but the waiter ends the wait, not only all
 
     def blocks(self, call: Collective) -> bool:
         """Whether a call of one of the waiters cannot return before the wait is over."""
@@ -49,6 +50,11 @@ def returns_alone(call: Collective) -> bool:
     return call.kind in (_K.REDUCE, _K.GATHER) and not is_root
 
 
+def is_blocking_transfer(call: Collective) -> bool:
+    """Whether a call is `dist.send` or `dist.recv`."""
+    return call.kind in P2P_KINDS and _api_of(call) in ("send", "recv")
+
+
 def _is_async(call: Collective) -> bool:
     return _api_of(call) in ("isend", "irecv", "batch_isend_irecv")
 
@@ -65,7 +71,7 @@ def find_cycle(waiting: Waiting) -> list[int] | None:
 
     def follow(rank: int) -> Iterator[int]:
         for wait in waiting[rank]:
-            yield from (target for target in wait.missing if target in stuck)
+            yield from (target for target in wait.missing if target in stuck and target != rank)
 
     passed: set[int] = set()
     rank = min(stuck)
@@ -78,7 +84,7 @@ def find_cycle(waiting: Waiting) -> list[int] | None:
 def _find_stuck(waiting: Waiting) -> set[int]:
     """Ranks whose waits lead into a cycle: those left when all waits that can end have ended."""
     waits = {id(wait): wait for rank_waits in waiting.values() for wait in rank_waits}
-    num_missing = {key: sum(rank in waiting for rank in waits[key].missing) for key in waits}
+    num_missing = {key: _count_missing(wait, waiting) for key, wait in waits.items()}
     num_waits = {rank: len(rank_waits) for rank, rank_waits in waiting.items()}
     missing_in: defaultdict[int, list[int]] = defaultdict(list)
     waiters_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -96,9 +102,15 @@ def _find_stuck(waiting: Waiting) -> set[int]:
                 continue
             for key in missing_in[rank]:
                 num_missing[key] -= 1
-                if not num_missing[key]:
+                if not num_missing[key]:  # below 0 if it ended before
                     ended.append(key)
     return {rank for rank, count in num_waits.items() if count}
+
+
+def _count_missing(wait: Wait, waiting: Waiting) -> int:
+    """How many ranks must go on for the wait to end; ranks that do not wait go on by themselves."""
+    num_waiting = sum(rank in waiting for rank in wait.missing)
+    return int(num_waiting == len(wait.missing)) if wait.is_any else num_waiting
 
 
 def _trace_cycle(start: int, follow: Callable[[int], Iterable[int]]) -> list[int]:
