@@ -135,7 +135,7 @@ def test_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OutputError, match=r"No space left on device. Choose a place"):
+    with pytest.raises(OutputError, match=r"No space left on device. Choose a writable location"):
         save(make_recording((make_collective(),)), path, force=True)
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
