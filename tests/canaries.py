@@ -309,6 +309,22 @@ def subclass_is_created_on_device(name: str) -> Probe:
     return probe
 
 
+def half_on_cuda() -> torch.Tensor:
+    return torch.ones(4, device="cuda", dtype=torch.float16, requires_grad=True)
+
+
+def cuda_takes(op: str, run: Callable[[], torch.Tensor]) -> Probe:
+    """Whether a result on a simulated CUDA device, and its gradients, come from an op of CUDA."""
+
+    def probe() -> bool:
+        with simulate({"dp": 1}, device="cuda"):
+            result = run()
+            result.backward(torch.ones_like(result))
+        return op in type(result.grad_fn).__name__
+
+    return probe
+
+
 def autocast_policies_are_complete() -> bool:
     """Whether every op that torch.autocast("cuda") casts has exactly one policy in our tables."""
     names = {name.partition(".")[0] for name in cuda_autocast._list_ops("AutocastCUDA")}
@@ -964,6 +980,31 @@ CANARIES: dict[str, Canary] = {
         "take the ops that CUDA would take",
         lambda: torch.ops.aten._fused_rms_norm.default,
     ),
+    **{
+        name: Canary("take the ops that CUDA would take", cuda_takes(op, run))
+        for name, op, run in (
+            (
+                "._cudnn_rnn_backward",
+                "CudnnRnn",
+                lambda: nn.GRU(4, 4, device="cuda")(torch.ones(2, 2, 4, device="cuda"))[1],
+            ),
+            (
+                "._thnn_fused_gru_cell_backward",
+                "ThnnFusedGruCell",
+                lambda: nn.GRUCell(4, 4, device="cuda")(torch.ones(2, 4, device="cuda")),
+            ),
+            (
+                "._softmax",
+                "Softmax",
+                lambda: half_on_cuda().softmax(0, torch.float32),
+            ),
+            (
+                "._log_softmax",
+                "LogSoftmax",
+                lambda: half_on_cuda().log_softmax(0, torch.float32),
+            ),
+        )
+    },
     "._scaled_dot_product_attention_math": Canary(
         "take the ops that CUDA would take",
         lambda: torch.ops.aten._scaled_dot_product_attention_math.default,

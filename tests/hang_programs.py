@@ -30,6 +30,23 @@ def receive_first() -> None:
     dist.send(ones(4), peer)
 
 
+def receive_from_anyone() -> None:
+    """Rank 0 receives from any rank; the other is in a collective that needs rank 0."""
+    dist.all_reduce(ones(4))
+    if dist.get_rank() == 0:
+        dist.recv(ones(4))
+    dist.all_reduce(ones(4))
+
+
+def tag_differently() -> None:
+    """Rank 1 receives a message with another tag than that of the one rank 0 sends."""
+    dist.all_reduce(ones(4))
+    if dist.get_rank() == 0:
+        dist.send(ones(4), 1, tag=1)
+    else:
+        dist.recv(ones(4), 0, tag=2)
+
+
 def order_groups_differently() -> None:
     """Two groups of the same ranks, used in opposite order."""
     groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]

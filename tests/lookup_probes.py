@@ -493,6 +493,12 @@ PROBES: dict[str, Probe] = {
     ),
     "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
     "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key": lambda: (
+        torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::linear", "CPU")
+        and not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+            "aten::_scaled_dot_product_cudnn_attention", "CPU"
+        )
+    ),
     "torch._C._dispatch_get_registrations_for_dispatch_key": autocast_policies_are_complete,
     "torch._C._functorch": levels_are_closed,
     "torch._dynamo.optimize": guards_are_returned,

@@ -147,3 +147,45 @@ def test_no_source_line_of_shardscope_or_click_is_shown(here: Path) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 0
     (found,) = load("out.json").coverage
     assert {source.file for op in found.ops for source in op.sources} == set()
+
+
+ATTENTION = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.qkv(x).unflatten(-1, (4, 16)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+def model():
+    return Attention().to(torch.bfloat16)
+
+def batch(model):
+    return torch.randn(2, 8, 64, dtype=torch.bfloat16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "kernel"),
+    [
+        ((), Verdict.SHARDED, "_scaled_dot_product_cudnn_attention_backward"),
+        (
+            ("--device", "cpu"),
+            Verdict.MISSING,
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
+    ],
+)
+def test_attention_is_of_the_device_that_is_simulated(
+    here: Path, options: tuple[str, ...], verdict: Verdict, kernel: str
+) -> None:
+    run(write(here, ATTENTION), "--level", "exported", "-o", "out.json", *options)
+    recording = load(here / "out.json")
+    ops = {op.op: op.verdict for op in recording.coverage[0].ops}
+    assert ops[f"aten.{kernel}.default"] is verdict
+    assert recording.run.device_type == ("cpu" if options else "cuda")

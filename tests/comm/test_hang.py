@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
-from shardscope.comm.findings import match_ranks
+from shardscope.comm.findings import match_ranks, review
 from shardscope.record import (
     Call,
     CollectiveKind,
@@ -374,14 +374,109 @@ def test_simulated_rank_that_raised_is_named_although_no_rank_waits():
     assert (finding.rule, finding.rank) == ("rank-behind", 1)
 
 
-def test_receive_from_any_rank_gives_no_finding():
-    calls = {0: [recv(20, None)], 1: []}
-    assert match_ranks(hang(calls, world_size=2)) == ()
+def from_anyone(line, num_ranks, **changes):
+    return recv(line, None, num_ranks=num_ranks, **changes)
+
+
+def test_receive_from_any_rank_waits_for_the_ranks_that_could_send():
+    (finding,) = match_ranks(hang({0: [from_anyone(20, 3)], 1: [], 2: []}, world_size=3))
+    assert (finding.rule, finding.severity, finding.rank) == ("rank-behind", Severity.WARNING, 1)
+    assert finding.fact == (
+        "ranks 1-2 are behind; rank 0 waits for any of ranks 1-2 in recv float32 4,096 bytes from "
+        "any rank (outside any module, forward, train.py:20) in group world; ranks 1-2 issued no "
+        "collective before the recording stops"
+    )
+
+
+def test_receives_from_any_rank_are_a_deadlock_if_every_rank_waits():
+    calls = {0: [from_anyone(20, 3)], 1: [from_anyone(21, 3)], 2: [recv(22, 0, num_ranks=3)]}
+    (finding,) = match_ranks(hang(calls, world_size=3))
+    assert (finding.rule, finding.severity) == ("deadlock", Severity.ERROR)
+    assert "a deadlock of receives: rank 0 waits for rank 1 in recv" in finding.fact
+    assert {"train.py:20", "train.py:21"} <= {word.strip("),;") for word in finding.fact.split()}
+
+
+def test_receive_from_any_rank_and_a_rank_in_a_collective_are_a_deadlock():
+    calls = {0: [from_anyone(20, 2)], 1: [collective(30)]}
+    (finding,) = match_ranks(hang(calls, world_size=2))
+    assert finding.rule == "deadlock"
+    assert "rank 0 waits for rank 1 in recv" in finding.fact
+    assert "rank 1 waits for rank 0 in all_reduce" in finding.fact
+
+
+def test_receive_from_any_rank_that_one_rank_can_still_answer_is_no_deadlock():
+    calls = {0: [from_anyone(20, 3)], 1: [recv(21, 0, num_ranks=3)], 2: []}
+    (finding,) = match_ranks(hang(calls, world_size=3))
+    assert (finding.rule, finding.rank) == ("rank-behind", 2)
+    assert "rank 2 is behind" in finding.fact
+
+
+def test_receive_from_any_rank_that_no_rank_answered_before_it_ended_is_a_mismatch():
+    calls = {0: [from_anyone(20, 3)], 1: [], 2: [send(21, 1, num_ranks=3)]}
+    findings = match_ranks(hang(calls, world_size=3, finished=[1, 2]))
+    assert [finding.rule for finding in findings] == ["rank-mismatch"]
+    calls = {0: [from_anyone(20, 2)], 1: []}
+    (finding,) = match_ranks(hang(calls, world_size=2, finished=[1]))
+    assert finding.fact == (
+        "in group world, no rank sends what rank 0 waits for: recv float32 4,096 bytes from any "
+        "rank (outside any module, forward, train.py:20), although rank 1 ended"
+    )
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {0: [from_anyone(20, 2)], 1: [send(21, 0, num_ranks=2)]},
+        {0: [from_anyone(20, 3)], 1: []},  # rank 2 left no file
+    ],
+    ids=["answered", "of unknown ranks"],
+)
+def test_receive_from_any_rank_that_may_be_over_gives_no_finding(calls):
+    assert match_ranks(hang(calls, world_size=calls[0][0]["num_ranks"])) == ()
+
+
+@pytest.mark.parametrize("receive", [recv(30, 0), from_anyone(30, 2)], ids=["one", "any"])
+def test_send_and_receive_whose_tags_may_differ_are_a_gap(receive):
+    recording = hang({0: [*TWO, send(20, 1)], 1: [*TWO, receive]}, world_size=2)
+    reviewed = review(review(recording))
+    assert reviewed.findings == ()
+    (gap,) = set(reviewed.gaps) - set(recording.gaps)
+    assert gap.place == "group world"
+    assert gap.fact.startswith("rank 0 stopped after issuing send float32 4,096 bytes peer 1 (")
+    assert "train.py:20) and rank 1 after issuing recv float32 4,096 bytes" in gap.fact
+    assert gap.fact.endswith(
+        "if their tags differ, the two ranks wait for each other; tags are not recorded"
+    )
+
+
+@pytest.mark.parametrize(
+    ("calls", "options"),
+    [
+        ({0: [send(20, 1)], 1: [recv(30, 0)]}, {"backend": "nccl"}),  # it ignores tags
+        ({0: [send(20, 1), *TWO], 1: [recv(30, 0), *TWO]}, {}),
+        ({0: [send(20, 1, api="isend")], 1: [recv(30, 0)]}, {}),
+        ({0: [send(20, 1)], 1: [recv(30, 0)]}, {"finished": [0]}),
+        ({0: [send(20, 2)], 1: [recv(30, 2)]}, {}),
+    ],
+    ids=["NCCL", "later calls", "asynchronous", "finished", "other peers"],
+)
+def test_transfers_that_met_are_no_gap(calls, options):
+    recording = hang(calls, world_size=2, **options)
+    assert review(recording).gaps == recording.gaps
+
+
+def test_phase_entered_after_a_send_shows_that_it_returned():
+    recording = hang({0: [send(20, 1)], 1: [recv(30, 0)]}, world_size=2)
+    recording = in_phase(recording, 0, "compute", 500)
+    assert review(recording).gaps == recording.gaps
 
 
 def test_hostile_positions_and_cycles_cost_little():
     calls = {rank: [recv(20, (rank + 1) % 2_000)] for rank in range(2_000)}
     (finding,) = match_ranks(hang(calls, world_size=2_000))
+    assert len(finding.fact) < 1_500
+    calls = {rank: [from_anyone(20, 2_000)] for rank in range(2_000)}
+    (finding,) = review(hang(calls, world_size=2_000)).findings
     assert len(finding.fact) < 1_500
 
 

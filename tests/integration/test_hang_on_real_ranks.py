@@ -23,7 +23,7 @@ def count_lines(file: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def hang(folder: Path, name: str, *num_lines: int) -> tuple[Recording, str]:
+def hang(folder: Path, name: str, *num_lines: int, exit_code: int = 1) -> tuple[Recording, str]:
     """Kill all ranks when their streams have so many lines; what merging them gives and prints."""
     files = [folder / f"run-{rank}.jsonl" for rank in range(len(num_lines))]
     deadline = time.monotonic() + TIMEOUT_S
@@ -37,7 +37,7 @@ def hang(folder: Path, name: str, *num_lines: int) -> tuple[Recording, str]:
     output = folder / "merged.json"
     arguments = ["merge", *map(str, files), "-o", str(output)]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False, env={"COLUMNS": "200"})
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == exit_code, result.output
     return load(output), result.output
 
 
@@ -59,6 +59,7 @@ def test_rank_that_hangs_in_its_data_loader_is_named_with_its_phase(tmp_path: Pa
     ("name", "num_lines", "fact"),
     [
         ("receive_first", 4, "a deadlock of receives: rank 0 waits for rank 1 in recv"),
+        ("receive_from_anyone", 4, "a deadlock: rank 0 waits for rank 1 in recv"),
         ("order_groups_differently", 3, "a deadlock: rank 0 waits for rank 1 in all_reduce"),
     ],
 )
@@ -71,6 +72,16 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock(
     assert finding.fact.startswith(fact)
     assert finding.source is not None
     assert finding.source.file.endswith("hang_programs.py")
+
+
+def test_send_and_receive_with_different_tags_are_named_in_a_gap(tmp_path: Path) -> None:
+    recording, printed = hang(tmp_path, "tag_differently", 4, 4, exit_code=0)
+    assert recording.findings == ()
+    (gap,) = [gap for gap in recording.gaps if gap.place == "group world[0-1]"]
+    assert gap.fact.startswith("rank 0 stopped after issuing send float32 16 bytes peer 1")
+    assert gap.fact.count("hang_programs.py:") == 2
+    assert gap.fact.endswith("wait for each other; tags are not recorded")
+    assert "if their tags differ" in " ".join(printed.split())
 
 
 def test_rank_that_raised_is_named_with_its_exception(tmp_path: Path) -> None:

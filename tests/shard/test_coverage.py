@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from coverage_models import MODELS
@@ -319,14 +320,36 @@ def test_what_cannot_be_covered_is_refused_with_fact_and_remedy(
         call()
 
 
-def test_a_simulated_cuda_device_is_refused_because_it_cannot_compute() -> None:
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(64)
+        self.qkv = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.qkv(self.norm(x)).unflatten(-1, (4, 16)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_ops_in_a_simulated_cuda_world_are_those_of_cuda_and_are_computed_on_the_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("with a GPU the device is not simulated")
-    with (
-        simulate({"tp": 2}, device="cuda"),
-        pytest.raises(CoverageError, match=r"Call it outside of that block, or within simulate"),
-    ):
-        coverage(MLP(), batch())
+    with simulate({"tp": 2}, device="cuda"):
+        with torch.device("meta"):
+            model, x = Attention(), torch.empty(2, 8, 64)
+        recording = coverage(model, x, levels=["exported"])
+    assert recording.run.device_type == "cuda"
+    verdicts = {name: str(op.verdict) for name, op in ops(recording).items()}
+    expected = {
+        "rms_norm.default": "decomposed",
+        "_fused_rms_norm_backward.default": "sharded",
+        "scaled_dot_product_attention.default": "decomposed",
+        "_scaled_dot_product_efficient_attention_backward.default": "sharded",
+    }
+    assert {name: verdicts[name] for name in expected} == expected
+    facts = {gap.place.removeprefix("aten."): gap.fact for gap in recording.gaps}
+    assert set(facts) == set(expected)  # the values of all others were compared
+    assert all("no kernel for the CPU, on which values are" in fact for fact in facts.values())
 
 
 def test_a_real_process_group_is_refused() -> None:

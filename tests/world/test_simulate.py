@@ -58,7 +58,7 @@ def test_the_mesh_has_the_axes_asked_for_and_the_rank_its_place(rank: int) -> No
 
 def test_rank_0_is_the_default() -> None:
     with simulate(mesh={"dp": 3}) as world:
-        assert (world.rank, dist.get_rank(), dist.get_backend()) == (0, 0, "fake")
+        assert (world.rank, dist.get_rank(), dist.get_backend()) == (0, 0, "gloo")
 
 
 def test_a_world_of_one_rank_works() -> None:

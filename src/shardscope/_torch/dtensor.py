@@ -264,7 +264,7 @@ def local_part(
     shape: Sequence[int], mesh: DeviceMesh, placements: MeshPlacements
 ) -> tuple[int, ...]:
     """The shape of this rank's shard of a tensor with these placements on `mesh`."""
-    with disable_dispatch_modes():  # it computes with tensors
+    with disable_dispatch_modes(), torch.device("cpu"):  # it computes with tensors
         part, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     return tuple(part)
 

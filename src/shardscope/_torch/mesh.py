@@ -81,9 +81,9 @@ def earlier_twins(group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup]:
             yield candidate
 
 
-def group_backend(group: dist.ProcessGroup) -> str:
-    """The backend's name, as torch prints it."""
-    return str(dist.get_backend(group))
+def group_backend(group: dist.ProcessGroup | None = None) -> str:
+    """The backend's name, as torch prints it; "fake" if the group is simulated."""
+    return str(dist.distributed_c10d.get_backend(group))
 
 
 def describe_placements(placements: Iterable[Any]) -> tuple[str, ...]:

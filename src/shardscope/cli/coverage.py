@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import click
 
-from shardscope.cli.build_model import build_model, user_code
+from shardscope.cli.build_model import build_model, choose_device, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, save_file
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.shared_options import (
+    device_option,
     force_option,
     output_option,
     small_mesh_option,
@@ -46,6 +47,7 @@ __frames__ = "outermost"  # our callers are not the user's program
     help="How far to decompose ops; may be repeated.",
 )
 @click.option("--data", is_flag=True, help="Build the model with data, if it reads values.")
+@device_option
 @output_option
 @click.option("--csv", "csv_output", metavar="CSV", help="Also save the table of ops as CSV.")
 @force_option
@@ -57,6 +59,7 @@ def command(
     mesh: str,
     levels: tuple[str, ...],
     data: bool,
+    device: str | None,
     output: str | None,
     csv_output: str | None,
     force: bool,
@@ -72,7 +75,7 @@ def command(
     destination = Destination(name_target(target), output, force=force)
     if csv_output is not None:
         check_output(csv_output, force=force)
-    recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data)
+    recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data, device=device)
     destination.finish(recording, render_summary(recording))
     if csv_output is not None:
         save_file([render_coverage_csv(recording)], csv_output, force=force)
@@ -80,7 +83,12 @@ def command(
 
 
 def _cover(
-    target: str, axes: Mapping[str, int], *, levels: tuple[str, ...], has_data: bool
+    target: str,
+    axes: Mapping[str, int],
+    *,
+    levels: tuple[str, ...],
+    has_data: bool,
+    device: str | None,
 ) -> Recording:
     with (
         isolated_argv(target),
@@ -93,6 +101,7 @@ def _cover(
             rank=0,
             is_real=False,
             has_data=has_data,
+            device=choose_device(device, has_data=has_data),
             is_materialized=False,
             report=report,
         ) as built:

@@ -13,13 +13,20 @@ from itertools import zip_longest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.comm.hang import DEADLOCK, RANK_BEHIND, find_hang
+from shardscope.comm.hang import (
+    DEADLOCK,
+    RANK_BEHIND,
+    UNKNOWN_TAGS,
+    find_hang,
+    find_unknown_waits,
+)
 from shardscope.comm.rank_calls import (
     RANK_MISMATCH,
     GroupCalls,
     Route,
     describe_call,
     find_drift,
+    find_unsent,
     name_ranks,
     payload_bytes,
     sort_by_group,
@@ -269,6 +276,15 @@ def _find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
         problem = _find_transfer_problem(name, route, sends[route], receives[route], group)
         if problem is not None:
             problems.append(problem)
+    unsent = find_unsent(group)
+    senders = group.keys() - unsent.keys()
+    if unsent and senders and all(group[rank].is_finished for rank in senders):
+        receiver, call = next(iter(unsent.items()))
+        fact = (
+            f"no rank sends what rank {receiver} waits for: {describe_call(call)}, although "
+            f"{name_ranks(senders)} ended"
+        )
+        problems.append((call.group_order, receiver, _make_transfer_finding(name, fact, call)))
     return [finding for _, _, finding in sorted(problems, key=lambda item: item[:2])[:1]]
 
 
@@ -341,8 +357,10 @@ _FINDING_RULES = (DEADLOCK, IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, RANK_BEHIND, R
 def review(recording: Recording) -> Recording:
     """Compute this package's findings anew, and keep all other findings."""
     # A merged recording has more ranks than the ones its findings were computed from.
+    gaps = [gap for gap in recording.gaps if not gap.fact.endswith(UNKNOWN_TAGS)]
+    gaps += find_unknown_waits(recording, sort_by_group(recording))
     other_findings = [
         finding for finding in recording.findings if finding.rule not in _FINDING_RULES
     ]
     findings = (*match_ranks(recording), *find_comm_problems(recording), *other_findings)
-    return replace(recording, findings=findings)
+    return replace(recording, findings=findings, gaps=tuple(gaps))

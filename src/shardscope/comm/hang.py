@@ -19,6 +19,8 @@ from shardscope.comm.rank_calls import (
     describe_call,
     find_cycle,
     find_drift,
+    find_unsent,
+    is_blocking_transfer,
     line_of,
     name_ranks,
     replay_receives,
@@ -27,10 +29,13 @@ from shardscope.comm.rank_calls import (
 )
 from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
-from shardscope.record.recording import Collective, Finding, Recording, Severity
+from shardscope.record.recording import Collective, Finding, Gap, Recording, Severity
 
 DEADLOCK = "deadlock"
 RANK_BEHIND = "rank-behind"
+
+UNKNOWN_TAGS = "tags are not recorded"
+"""How a gap about a send and a receive that may match ends."""
 
 _MAX_NAMED = 4  # waits, positions and edges of a cycle that a sentence lists
 # Backends whose collectives block until they are done, unless async_op=True.
@@ -189,6 +194,30 @@ class _Hang:
             source=None if last is None else last.source,
         )
 
+    def list_possible_pairs(self) -> Iterator[tuple[Collective, Collective]]:
+        """Blocking sends and receives that are the last calls of their ranks and may match."""
+        waiters = {rank for wait in self._waits for rank in wait.waiters}
+        blocked = {
+            rank: call
+            for rank, call in self._last.items()
+            if rank in self._stops
+            and rank not in waiters
+            and call.group in self._groups
+            and is_blocking_transfer(call)
+        }
+        seen_ns = self._find_last_activity()
+        sends: dict[tuple[str, int | None], list[Collective]] = defaultdict(list)
+        for call in blocked.values():
+            is_last = seen_ns.get((call.rank, call.thread), 0) <= (call.start_ns or 0)
+            if call.kind is CollectiveKind.SEND and is_last:
+                sends[call.group, call.peer].append(call)
+        for receive in blocked.values():
+            is_last = seen_ns.get((receive.rank, receive.thread), 0) <= (receive.start_ns or 0)
+            if receive.kind is CollectiveKind.RECV and is_last:
+                for send in sends[receive.group, receive.rank]:
+                    if receive.peer in (None, send.rank):
+                        yield send, receive
+
     def _describe_states(self, ranks: list[int]) -> Iterator[str]:
         """The last collective of each rank; ranks with the same one are listed together."""
         ranks_by_state: dict[str, list[int]] = {}
@@ -252,12 +281,43 @@ def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
     for route in sorted(sends.keys() | receives.keys()):
         sender, receiver = route
         num_sent, num_received = len(sends[route]), len(receives[route])
-        if sender not in group or receiver not in group or receiver in from_anyone:
-            continue  # a receive from any rank may match any send to its rank
+        if sender not in group or receiver not in group:
+            continue
         if num_received > num_sent and group[sender].is_known:
             yield Wait(name, None, {receiver: receives[route][num_sent]}, (sender,))
+        elif receiver in from_anyone:
+            continue  # a receive from any rank may match any send to its rank
         elif num_sent > num_received and group[receiver].is_known:
             yield Wait(name, None, {sender: sends[route][num_received]}, (receiver,))
+    unsent = find_unsent(group)
+    if unsent and not any(group[rank].is_finished for rank in unsent):
+        yield Wait(name, None, unsent, tuple(group), is_any=True)
+
+
+def find_unknown_waits(recording: Recording, groups: dict[str, GroupCalls]) -> list[Gap]:
+    """Ranks that stopped in a send and in a receive of which only the tags say whether they match.
+
+    NCCL ignores tags, and a simulated run does not wait.
+    """
+    if recording.run.is_simulated or not recording.stops:
+        return []
+    blocking = {group.name for group in recording.groups if group.backend in _BLOCKING_BACKENDS}
+    hang = _Hang(recording, {name: groups[name] for name in blocking.intersection(groups)}, {})
+    pairs: dict[str, list[tuple[Collective, Collective]]] = defaultdict(list)
+    for send, receive in hang.list_possible_pairs():
+        pairs[send.group].append((send, receive))
+    return [_describe_pairs(name, group_pairs) for name, group_pairs in sorted(pairs.items())]
+
+
+def _describe_pairs(group: str, pairs: list[tuple[Collective, Collective]]) -> Gap:
+    send, receive = pairs[0]
+    more = f" (and {len(pairs) - 1:,} more such pairs)" if len(pairs) > 1 else ""
+    return Gap(
+        place=f"group {group}",
+        fact=f"rank {send.rank} stopped after issuing {describe_call(send)} and rank "
+        f"{receive.rank} after issuing {describe_call(receive)}{more}: if their tags differ, the "
+        f"two ranks wait for each other; {UNKNOWN_TAGS}",
+    )
 
 
 def _find_unknown(members: tuple[RankSpan, ...], recorded: list[int]) -> list[int]:
@@ -335,7 +395,10 @@ def _suggest_remedy(
 def _describe_waiters(wait: Wait) -> str:
     ranks = sorted(wait.waiters)
     words = _describe_wait(wait, ranks[0])
-    return f"{name_ranks(ranks)} {_verb(ranks)} for {name_ranks(wait.missing)} in {words}"
+    missing = name_ranks(wait.missing)
+    if wait.is_any:
+        missing = f"any of {name_ranks(set(wait.missing).difference(ranks) or ranks)}"
+    return f"{name_ranks(ranks)} {_verb(ranks)} for {missing} in {words}"
 
 
 def _describe_wait(wait: Wait, rank: int) -> str:

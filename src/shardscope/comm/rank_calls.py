@@ -120,6 +120,8 @@ def describe_call(call: Collective) -> str:
         parts.append(f"op {call.reduce_op}")
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
+    elif call.kind is CollectiveKind.RECV:
+        parts.append("from any rank")
     return f"{' '.join(part for part in parts if part)} ({_describe_location(call)})"
 
 
@@ -154,6 +156,24 @@ def sort_by_route(
     return sends, receives, from_anyone
 
 
+def find_unsent(group: GroupCalls) -> dict[int, Collective]:
+    """By rank, its first receive from any rank for which no rank of the group sent a message.
+
+    Empty if what some rank of the group sent is not known.
+    """
+    transfers = [call for calls in group.values() for call in calls.transfers]
+    is_known = all(calls.is_known for calls in group.values())
+    if not transfers or len(group) < transfers[0].num_ranks or not is_known:
+        return {}
+    num_sent = Counter(call.peer for call in transfers if call.kind is CollectiveKind.SEND)
+    unsent: dict[int, Collective] = {}
+    for rank, calls in group.items():
+        receives = [call for call in calls.transfers if call.kind is CollectiveKind.RECV]
+        if num_sent[rank] < len(receives) and receives[num_sent[rank]].peer is None:
+            unsent[rank] = receives[num_sent[rank]]
+    return unsent
+
+
 _K = CollectiveKind
 
 GroupRoute = tuple[str, int, int]
@@ -167,6 +187,7 @@ class Wait(Struct, frozen=True):
     position: int | None  # among the group's collectives; None for a send or receive
     waiters: dict[int, Collective]  # the call of each waiting rank
     missing: tuple[int, ...]
+    is_any: bool = False  # any of the missing ranks but the waiter ends the wait, not only all
 
     def blocks(self, call: Collective) -> bool:
         """Whether a call of one of the waiters cannot return before the wait is over."""
@@ -192,6 +213,11 @@ def returns_alone(call: Collective) -> bool:
     return call.kind in (_K.REDUCE, _K.GATHER) and not is_root
 
 
+def is_blocking_transfer(call: Collective) -> bool:
+    """Whether a call is `dist.send` or `dist.recv`."""
+    return call.kind in P2P_KINDS and _api_of(call) in ("send", "recv")
+
+
 def _is_async(call: Collective) -> bool:
     return _api_of(call) in ("isend", "irecv", "batch_isend_irecv")
 
@@ -208,7 +234,7 @@ def find_cycle(waiting: Waiting) -> list[int] | None:
 
     def follow(rank: int) -> Iterator[int]:
         for wait in waiting[rank]:
-            yield from (target for target in wait.missing if target in stuck)
+            yield from (target for target in wait.missing if target in stuck and target != rank)
 
     passed: set[int] = set()
     rank = min(stuck)
@@ -221,7 +247,7 @@ def find_cycle(waiting: Waiting) -> list[int] | None:
 def _find_stuck(waiting: Waiting) -> set[int]:
     """Ranks whose waits lead into a cycle: those left when all waits that can end have ended."""
     waits = {id(wait): wait for rank_waits in waiting.values() for wait in rank_waits}
-    num_missing = {key: sum(rank in waiting for rank in waits[key].missing) for key in waits}
+    num_missing = {key: _count_missing(wait, waiting) for key, wait in waits.items()}
     num_waits = {rank: len(rank_waits) for rank, rank_waits in waiting.items()}
     missing_in: defaultdict[int, list[int]] = defaultdict(list)
     waiters_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -239,9 +265,15 @@ def _find_stuck(waiting: Waiting) -> set[int]:
                 continue
             for key in missing_in[rank]:
                 num_missing[key] -= 1
-                if not num_missing[key]:
+                if not num_missing[key]:  # below 0 if it ended before
                     ended.append(key)
     return {rank for rank, count in num_waits.items() if count}
+
+
+def _count_missing(wait: Wait, waiting: Waiting) -> int:
+    """How many ranks must go on for the wait to end; ranks that do not wait go on by themselves."""
+    num_waiting = sum(rank in waiting for rank in wait.missing)
+    return int(num_waiting == len(wait.missing)) if wait.is_any else num_waiting
 
 
 def _trace_cycle(start: int, follow: Callable[[int], Iterable[int]]) -> list[int]:

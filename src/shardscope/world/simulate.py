@@ -21,7 +21,11 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.cuda.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.cuda.kernel_choices import foreach_by_default
-from shardscope._torch.cuda.simulated import recompiles_across_devices, simulated_cuda
+from shardscope._torch.cuda.simulated import (
+    recompiles_across_devices,
+    simulated_cuda,
+    tensors_without_modes,
+)
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
 from shardscope._torch.process_groups.simulated import (
@@ -120,7 +124,8 @@ class World:
         """From now on, create every new tensor without data."""
         if not self._is_fake:
             self._stack.enter_context(meshes_with_data())
-            self._stack.enter_context(fake_tensors())
+            mode = self._stack.enter_context(fake_tensors())
+            self._stack.enter_context(tensors_without_modes(mode))
             self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
             self._is_fake = True
@@ -203,7 +208,8 @@ def simulate(
             stack.enter_context(simulated_cuda())
         elif device_type == "cuda":  # a real GPU is there: torch's other decisions need no patch
             stack.enter_context(without_if_moved(foreach_by_default(device_type)))
-        stack.enter_context(simulated_group(rank, math.prod(axes.values())))
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        stack.enter_context(simulated_group(rank, math.prod(axes.values()), backend=backend))
         stack.enter_context(without_if_moved(shared_rank_maps()))
         device_mesh = init_device_mesh(
             device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)

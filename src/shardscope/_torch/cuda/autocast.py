@@ -160,6 +160,10 @@ LOWER_PRECISION_FP = frozenset(
 )
 
 
+# Ops that torch lists for CUDA only if it was built with cuDNN.
+_OF_CUDNN = {"_cudnn_rnn"}
+
+
 @contextmanager
 def cuda_autocast(*, device_type: str) -> Iterator[None]:
     """Apply `torch.autocast("cuda")` to fake tensors on `device_type` as to CUDA tensors."""
@@ -183,7 +187,7 @@ def cuda_autocast(*, device_type: str) -> Iterator[None]:
 
 def _cast_as_cuda_does(library: Library, device_type: str) -> None:
     """Register CUDA's ops and policies for AutocastCPU, the key that C++ uses for fake tensors."""
-    on_cuda = _list_ops("AutocastCUDA")
+    on_cuda = _list_ops("AutocastCUDA") | _OF_CUDNN
     on_cpu = _list_ops("AutocastCPU")
     for name in on_cpu - on_cuda:
         library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.cuda.runtime import has_cuda, replace_attribute
+from shardscope._torch.dispatch import is_overload, op_schema
 from shardscope._torch.tree import tensor_leaves
 
 _MODULE = "torch._inductor.compile_fx"
@@ -158,6 +159,11 @@ def _interpret(
         if str(node.target) == "control_deps":
             _, subgraph, *args = node.args
             node.op, node.target, node.args = "call_module", subgraph.target, tuple(args)
+        # Inductor makes ops on lists of tensors write to their arguments; they then return None.
+        elif node.users and is_overload(node.target) and not op_schema(node.target).returns:
+            for item in tuple(node.users):
+                item.replace_all_uses_with(node.args[0][item.args[1]])
+                graph.graph.erase_node(item)
     graph.recompile()
     boxed: Callable[..., Any] = make_boxed_func(graph)
     return boxed

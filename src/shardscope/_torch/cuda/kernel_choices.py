@@ -19,11 +19,15 @@ from torch.optim import optimizer
 from shardscope._torch.cuda.autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.fake import FakeTensor
-from shardscope._torch.private import find_name, without_if_moved
+from shardscope._torch.private import find_name, is_missing, without_if_moved
 from shardscope._torch.skip_dynamo import skip_dynamo
 
 _foreach_utils = find_name(
     "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
+)
+_has_kernel = find_name(
+    "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
+    "compare the values of ops that have a kernel for the CPU",
 )
 
 _aten = torch.ops.aten
@@ -37,6 +41,9 @@ _CUDNN_NORM_DTYPES = {
     (torch.float16, torch.float32),
 }
 _MAX_CUDNN_TRAINING, _MAX_CUDNN_EVAL = 880801, 65535
+_CUDNN_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_CUDNN_GRID_DTYPES = (torch.float64, torch.float32, torch.float16)
+_MAX_CUDNN_GRID_CHANNELS = 1024
 
 
 @contextmanager
@@ -58,7 +65,7 @@ def cuda_choices(*, device_type: str) -> Iterator[None]:
                 library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
             # With a kernel for this device torch uses the op's own backward, as on CUDA.
             library.impl("_fused_rms_norm", _no_kernel, "CPU")
-            for name, infer in _SYNC_BATCH_NORM.items():
+            for name, infer in _INFERRED.items():
                 library.impl(name, infer, "Meta")
         yield
 
@@ -92,6 +99,13 @@ def _for_fakes(
     # Dynamo would compile it when it runs a graph on fake tensors, as it does for DDP.
     skip_dynamo(dispatch.__code__)
     return dispatch
+
+
+def has_cpu_kernel(op: Any) -> bool:
+    """Whether `op` runs on CPU tensors with data while `cuda_choices` is active."""
+    if is_missing(_has_kernel):
+        return True
+    return op is not _aten._fused_rms_norm.default and bool(_has_kernel(op.name(), "CPU"))
 
 
 def _no_kernel(*_: Any) -> Any:
@@ -271,17 +285,162 @@ def _flash(
     return out[..., :head] if padding else out
 
 
-# The ops of SyncBatchNorm, which have kernels for CUDA only, and none for fake tensors.
-_SYNC_BATCH_NORM: dict[str, Callable[..., Any]] = {
+def _choose_softmax(op: Callable[..., Any]) -> Callable[..., Any]:
+    """float16 becomes float32 inside CUDA's softmax kernels, without a copy of the input."""
+
+    def choose(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if (x.dtype, dtype) != (torch.float16, torch.float32):
+            return NotImplemented
+        return op(x, dim, True)
+
+    return choose
+
+
+def _choose_grid_sampler(
+    x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool
+) -> Any:
+    is_known = all(tensor.dtype in _CUDNN_GRID_DTYPES for tensor in (x, grid))
+    is_bilinear_with_zeros = mode == padding == 0
+    if not (is_known and is_bilinear_with_zeros and align_corners and _may_use_cudnn(x)):
+        return NotImplemented
+    if x.dim() != 4 or x.shape[1] > _MAX_CUDNN_GRID_CHANNELS:
+        return NotImplemented
+    return _aten.cudnn_grid_sampler(x, grid)
+
+
+def _infer_sampled(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(*x.shape[:2], *grid.shape[1:3])
+
+
+def _infer_sampled_gradients(
+    x: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), grid.new_empty(grid.shape)
+
+
+def _choose_lstm_cell(
+    x: torch.Tensor,
+    state: list[torch.Tensor],
+    input_weight: torch.Tensor,
+    hidden_weight: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> Any:
+    hidden, cell = state
+    gates = x @ input_weight.t(), hidden @ hidden_weight.t()
+    return _aten._thnn_fused_lstm_cell(*gates, cell, input_bias, hidden_bias)[:2]
+
+
+def _choose_gru_cell(
+    x: torch.Tensor,
+    hidden: torch.Tensor,
+    input_weight: torch.Tensor,
+    hidden_weight: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> Any:
+    gates = x @ input_weight.t(), hidden @ hidden_weight.t()
+    return _aten._thnn_fused_gru_cell(*gates, hidden, input_bias, hidden_bias)[0]
+
+
+def _infer_gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hidden: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the new hidden state and of what backward needs: five values for each element."""
+    return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape[0], 5 * hidden.shape[1])
+
+
+def _infer_gru_cell_gradients(
+    grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Shapes of the gradients of the gates, of the hidden state and of the biases."""
+    gates = grad.shape[0], 3 * grad.shape[1]
+    biases = [grad.new_empty(gates[1]) if has_bias else None for _ in range(2)]
+    return grad.new_empty(gates), grad.new_empty(gates), grad.new_empty(grad.shape), *biases
+
+
+def _choose_recurrent(mode: int) -> Callable[..., Any]:
+    """cuDNN's kernel of a recurrent layer; `mode` is cuDNN's number of the kind of layer."""
+
+    def choose(
+        x: torch.Tensor,
+        state: torch.Tensor | list[torch.Tensor],
+        weights: list[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        if not _may_use_cudnn(x):
+            return NotImplemented
+        hidden, cell = (state, None) if isinstance(state, torch.Tensor) else state
+        size = (hidden if cell is None else cell).shape[2]
+        projected = 0 if hidden.shape[2] == size else hidden.shape[2]
+        weights_per_layer = (4 if has_biases else 2) + bool(projected)
+        shape = size, projected, num_layers, batch_first, dropout, train, bidirectional
+        flat_weights = x.new_empty(0)  # on a GPU, the storage of the weights
+        output, *states = _aten._cudnn_rnn(
+            x, weights, weights_per_layer, flat_weights, hidden, cell, mode, *shape, [], None
+        )[:3]
+        return (output, *states) if cell is not None else (output, states[0])
+
+    return choose
+
+
+def _infer_recurrent_gradients(
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    weights_per_layer: int,
+    flat_weights: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, list[torch.Tensor]]:
+    """Shapes of the gradients of the input, of both states and of the weights."""
+    is_training, needed = rest[10], rest[-1]
+    if not is_training:
+        raise RuntimeError(
+            "cuDNN computes the gradients of a recurrent layer in training mode only. Call "
+            "train() on it, or disable cuDNN with torch.backends.cudnn.flags(enabled=False)."
+        )
+    inputs = [
+        tensor.new_empty(tensor.shape) if tensor is not None and is_needed else None
+        for tensor, is_needed in zip((x, hidden, cell), needed[:3], strict=True)
+    ]
+    return inputs[0], inputs[1], inputs[2], [torch.empty_like(weight) for weight in weights]
+
+
+def _may_use_cudnn(x: torch.Tensor) -> bool:
+    return torch.backends.cudnn.enabled and x.dtype in _CUDNN_DTYPES and x.numel() > 0
+
+
+# Ops that have kernels for CUDA only, and none for fake tensors.
+_INFERRED: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _infer_stats,
     "batch_norm_gather_stats_with_counts": _infer_stats,
     "batch_norm_elemt": _infer_normalized,
     "batch_norm_backward_reduce": _infer_reduced_gradients,
     "batch_norm_backward_elemt": _infer_normalized,
+    "cudnn_grid_sampler": _infer_sampled,
+    "cudnn_grid_sampler_backward": _infer_sampled_gradients,
+    "_cudnn_rnn_backward": _infer_recurrent_gradients,
+    "_thnn_fused_gru_cell": _infer_gru_cell,
+    "_thnn_fused_gru_cell_backward": _infer_gru_cell_gradients,
 }
 _CHOICES: dict[str, Callable[..., Any]] = {
     "batch_norm": _choose_batch_norm,
     "dropout": _choose_dropout,
+    "grid_sampler": _choose_grid_sampler,
+    "gru.input": _choose_recurrent(3),
+    "gru_cell": _choose_gru_cell,
+    "log_softmax.int": _choose_softmax(_aten._log_softmax),
+    "lstm.input": _choose_recurrent(2),
+    "lstm_cell": _choose_lstm_cell,
     "rms_norm": _choose_rms_norm,
+    "rnn_relu.input": _choose_recurrent(0),
+    "rnn_tanh.input": _choose_recurrent(1),
     "scaled_dot_product_attention": _choose_attention,
+    "softmax.int": _choose_softmax(_aten._softmax),
 }

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import DefaultDeviceType
 
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.dtensor import dtensor_random
@@ -133,6 +134,8 @@ def simulated_runtime() -> Iterator[None]:
         replace_attribute(stack, torch._C, "_get_accelerator", _distinct(_current_accelerator))
         for module in (dist, distributed_c10d):
             replace_attribute(stack, module, "is_nccl_available", lambda: True)
+        # torch logs it if a collective fails.
+        replace_attribute(stack, torch.cuda.nccl, "version", lambda: (2, 27))
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
         replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
@@ -151,6 +154,9 @@ def simulated_runtime() -> Iterator[None]:
             replace_attribute(stack, torch, name, replacement_class(getattr(torch, name), make))
         # nn.LSTM asks before it lays out its weights, and would warn that cuDNN is missing.
         replace_attribute(stack, torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+        replace_attribute(stack, torch.nn.DataParallel, "__init__", _refuse_data_parallel)
+        stack.callback(DefaultDeviceType.set_device_type, DefaultDeviceType.get_device_type())
+        DefaultDeviceType.set_device_type("cuda")
         _answer_random_states(stack)
         _gather_statistics_without_reading_counts(stack)
         stack.enter_context(_cleared_function_cache())
@@ -358,7 +364,7 @@ class _OnDevice:
 def _read_random_state(device: Any = "cuda") -> torch.Tensor:
     """The state of a CUDA generator: a seed and an offset."""
     with disable_dispatch_modes():
-        return torch.zeros(16, dtype=torch.uint8)
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
 
 def _current_cuda_device(*_: Any) -> torch.device:
@@ -421,7 +427,6 @@ def _hooks_in_bfloat16() -> Iterator[None]:
     def check_with_nccl(*args: Any, **kwargs: Any) -> None:
         with ExitStack() as patches:
             replace_attribute(patches, torch.version, "cuda", "12.8")
-            replace_attribute(patches, torch.cuda.nccl, "version", lambda: (2, 27))
             check(*args, **kwargs)
 
     with ExitStack() as stack:
@@ -434,6 +439,14 @@ def _refuse_data() -> None:
     raise WorldError(
         'A tensor with data was created on "cuda", on a machine without a GPU. In a simulated '
         "world, create it on the thread that entered the world, where tensors have no data."
+    )
+
+
+def _refuse_data_parallel(*_: Any, **__: Any) -> None:
+    raise WorldError(
+        "torch.nn.DataParallel was made in a simulated world on a machine without a GPU. It copies "
+        "the model to all devices of one process, where a simulated rank has one. Use "
+        "torch.nn.parallel.DistributedDataParallel, with a rank for each device."
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self, final
 
 import torch
@@ -23,7 +23,7 @@ from shardscope._torch.cuda.runtime import (
     replacement_class,
     simulated_runtime,
 )
-from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
 from shardscope._torch.fake import FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.tree import leaves
@@ -264,18 +264,37 @@ class _Factory:
     It equals the original function, which dynamo looks up in dictionaries.
     """
 
+    mode: Any = None  # the fake tensor mode of the simulated world
+
     def __init__(self, make: Callable[..., Any]) -> None:
         functools.update_wrapper(self, make)
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._make(*args, **_with_device(kwargs))
+        kwargs = _with_device(kwargs)
+        device = kwargs.get("device")
+        is_traced = torch.compiler.is_dynamo_compiling()
+        if self.mode is None or device is None or is_traced or has_modes():
+            return self._make(*args, **kwargs)
+        with self.mode if torch.device(device).type == "cuda" else nullcontext():
+            return self._make(*args, **kwargs)
 
     def __eq__(self, value: object) -> bool:
         return value is self or value is self._make
 
     def __hash__(self) -> int:
         return hash(self._make)
+
+
+@contextmanager
+def tensors_without_modes(mode: Any) -> Iterator[None]:
+    """Create tensors on "cuda" in a fake tensor mode also where no mode is active.
+
+    So dynamo calls the code of optimizers that initializes their state.
+    """
+    with ExitStack() as stack:
+        replace_attribute(stack, _Factory, "mode", mode)
+        yield
 
 
 def _by_index(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -311,7 +330,7 @@ class _CudaGenerator(_Generator):
     def get_state(self) -> torch.Tensor:
         """The seed, and an offset of 0."""
         with disable_dispatch_modes():
-            return torch.tensor([self.initial_seed(), 0]).view(torch.uint8)
+            return torch.tensor([self.initial_seed(), 0], device="cpu").view(torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> Self:
         with disable_dispatch_modes():

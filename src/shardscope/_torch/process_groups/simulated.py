@@ -6,6 +6,7 @@ them. Each context changes process-wide state of torch, and restores it on leavi
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import warnings
@@ -51,8 +52,12 @@ else:
 
 
 @contextmanager
-def simulated_group(rank: int, size: int) -> Iterator[None]:
-    """Make this process `rank` of a fake default group of `size` until the context ends."""
+def simulated_group(rank: int, size: int, *, backend: str) -> Iterator[None]:
+    """Make this process `rank` of a fake default group of `size` until the context ends.
+
+    `torch.distributed.get_backend` returns `backend` for it, by which torch and programs choose
+    collectives.
+    """
     require(_FAKE_GROUPS, FakeWork, _create_work_from_future, _redistribute, dtensor_random)
     tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     level = dist.get_debug_level()
@@ -63,7 +68,7 @@ def simulated_group(rank: int, size: int) -> Iterator[None]:
     )
     try:
         dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=size)
-        with _only_fake_groups():
+        with _only_fake_groups(backend):
             yield
     finally:
         dist.set_debug_level(level)
@@ -74,21 +79,44 @@ def simulated_group(rank: int, size: int) -> Iterator[None]:
 
 
 @contextmanager
-def _only_fake_groups() -> Iterator[None]:
-    """Create fake groups for any backend: a real group would wait for its other ranks."""
-    make_group = distributed_c10d._new_process_group_helper
+def _only_fake_groups(default_backend: str) -> Iterator[None]:
+    """Create fake groups for any backend: a real group would wait for its other ranks.
 
+    `torch.distributed.get_backend` returns the backend that was asked for. The function of the same
+    name in `distributed_c10d`, which torch's own set-up calls, still returns "fake".
+    """
+    make_group, read_backend = distributed_c10d._new_process_group_helper, dist.get_backend
+    check_ranks = dist.monitored_barrier
+    backends: dict[Any, str] = {}  # by group, if it was made with a backend
     signature = inspect.signature(make_group)
 
     def make_fake_group(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        return make_group(**{**arguments, "backend": "fake", "backend_options": None})
+        made = make_group(**{**arguments, "backend": "fake", "backend_options": None})
+        backend = str(arguments.get("backend") or "fake")
+        if backend != "fake":
+            backends[made[0]] = backend
+        return made
+
+    @functools.wraps(read_backend)
+    def get_backend(group: dist.ProcessGroup | None = None) -> dist.Backend:
+        if read_backend(group) != "fake":
+            return read_backend(group)
+        return dist.Backend(backends.get(group, default_backend))
+
+    @functools.wraps(check_ranks)
+    def monitored_barrier(group: dist.ProcessGroup | None = None, *args: Any, **kwargs: Any) -> Any:
+        if get_backend(group) != "gloo":
+            return check_ranks(group, *args, **kwargs)  # raises
+        return dist.barrier(group)
 
     distributed_c10d._new_process_group_helper = make_fake_group
+    dist.get_backend, dist.monitored_barrier = get_backend, monitored_barrier
     try:
         yield
     finally:
         distributed_c10d._new_process_group_helper = make_group
+        dist.get_backend, dist.monitored_barrier = read_backend, check_ranks
 
 
 def forget_placements() -> None:

@@ -23,7 +23,7 @@ from shardscope._torch.cuda.runtime import is_simulated
 from shardscope._torch.dtensor import preserved_propagator
 from shardscope._torch.fake import NO_DATA
 from shardscope._torch.fsdp import meshes_of
-from shardscope._torch.mesh import describe_axes
+from shardscope._torch.mesh import describe_axes, group_backend
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.module_names import ModuleNames
@@ -63,12 +63,6 @@ def coverage_world(
     model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None
 ) -> Iterator[DeviceMesh]:
     """The mesh to test on: the current world's, or that of a simulated world made for it."""
-    if is_simulated():
-        raise CoverageError(
-            'coverage() was called within simulate(device="cuda") on a machine without a GPU, '
-            "where the ops cannot be computed. Call it outside of that block, or within "
-            'simulate(device="cpu").'
-        )
     if isinstance(mesh, DeviceMesh):
         yield mesh
     elif dist.is_initialized():
@@ -86,7 +80,7 @@ def _device_type(model: nn.Module) -> str:
 
 
 def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
-    if dist.get_backend() != "fake":
+    if group_backend() != "fake":
         raise CoverageError(
             f"coverage() was called in a process group of {dist.get_world_size()} real ranks "
             f"({dist.get_backend()}). Call it in one process by itself, or within simulate()."
@@ -322,12 +316,15 @@ def _judging(
     has_plan: bool = False,
     handlers: Mapping[Any, Any] = MappingProxyType({}),
 ) -> Iterator[Summary]:
-    """A summary that dispatches, computes and judges op calls on `mesh`."""
-    device = torch.device(mesh.device_type)
-    with small_meshes(mesh) as meshes, dispatcher.watching(handlers):
-        judge = Judge(
-            ShardingTester(dispatcher, Checker(meshes, device=device)), mesh, has_plan=has_plan
-        )
+    """A summary that dispatches op calls on `mesh`, computes them, and judges them.
+
+    They are computed on the mesh's device, or on the CPU if that is simulated.
+    """
+    stands_for_cuda = is_simulated()
+    device = torch.device("cpu" if stands_for_cuda else mesh.device_type)
+    with small_meshes(mesh, device.type) as meshes, dispatcher.watching(handlers):
+        checker = Checker(meshes, device=device, stands_for_cuda=stands_for_cuda)
+        judge = Judge(ShardingTester(dispatcher, checker), mesh, has_plan=has_plan)
         yield Summary(names, judge, FlopCounter(dispatcher), report)
 
 

@@ -5,16 +5,17 @@ small mesh.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing import make_tensor
 
+from shardscope._torch.cuda.kernel_choices import has_cpu_kernel
 from shardscope._torch.dispatch import TORCHS_OWN, disable_dispatch_modes, op_packet
 from shardscope._torch.dtensor import MeshPlacements, all_ranks, forget_decisions, split_ranks
 from shardscope._torch.mesh import describe_placements
@@ -251,6 +252,7 @@ def total_size(call: Signature) -> int:
     return sum(math.prod(spec.shape) for _, spec in call.tensors())
 
 
+_NO_KERNEL = "it has no kernel for the CPU, on which values are compared"
 _MAX_REASON = 160  # characters of what was raised
 Layout = tuple[tuple[str, ...] | None, ...]  # the placements of each result, as text
 
@@ -274,15 +276,25 @@ class Numbers(NamedTuple):
 class Checker:
     """Computes each call once on a small mesh whose ranks this process simulates, with data."""
 
-    def __init__(self, meshes: SmallMeshes, *, device: torch.device) -> None:
+    def __init__(
+        self, meshes: SmallMeshes, *, device: torch.device, stands_for_cuda: bool = False
+    ) -> None:
         self._meshes = meshes
         self._device = device
+        self._stands_for_cuda = stands_for_cuda
         self._known: dict[tuple[Pattern, Layout], Numbers] = {}
         self._last: tuple[Signature, Reference | str] | None = None
         self._smaller: dict[Signature, list[Signature]] = {}
 
-    def check(self, call: Signature, outputs: list[MeshPlacements | None]) -> Numbers:
-        """Compare on tensors as small as possible; results must have the placements `outputs`."""
+    def check(
+        self, call: Signature, outputs: list[MeshPlacements | None], ops: Iterable[Any] = ()
+    ) -> Numbers:
+        """Compare on tensors as small as possible; results must have the placements `outputs`.
+
+        `ops` are those that DTensor ran for the call, on a device that may be simulated.
+        """
+        if self._stands_for_cuda and not all(map(has_cpu_kernel, ops)):
+            return Numbers(Answer.UNKNOWN, _NO_KERNEL)
         if not all(
             can_be_sharded(placement)
             for _, spec in call.tensors()
@@ -290,6 +302,7 @@ class Checker:
         ):
             return Numbers(Answer.UNKNOWN, "its placements are of a kind that cannot be set up")
         mesh = self._meshes.find(call)
+        call = call.on_device(self._device)
         if mesh is None:
             return Numbers(Answer.UNKNOWN, "its mesh cannot run in one process")
         layout = tuple(map(_describe, outputs))

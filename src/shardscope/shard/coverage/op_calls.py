@@ -131,6 +131,14 @@ class Signature(NamedTuple):
             tuple([(name, _to_fp64(value)) for name, value in self.kwargs]),
         )
 
+    def on_device(self, device: torch.device) -> Signature:
+        """The same call with `device` in place of other devices among its arguments."""
+        return Signature(
+            self.op,
+            tuple([_to_device(value, device) for value in self.args]),
+            tuple([(name, _to_device(value, device)) for name, value in self.kwargs]),
+        )
+
     def constant(self, name: str) -> Any:
         """An argument that is not a tensor, or its default; None if the op has no such argument."""
         for index, argument in enumerate(op_schema(self.op).arguments):
@@ -236,6 +244,13 @@ def _to_fp64(value: Frozen) -> Frozen:
         return _Items(value.kind, tuple([_to_fp64(item) for item in value.values]))
     is_dtype = value.kind is torch.dtype
     return value._replace(value=_FP64_DTYPES.get(value.value, value.value)) if is_dtype else value
+
+
+def _to_device(value: Frozen, device: torch.device) -> Frozen:
+    if isinstance(value, _Items):
+        return _Items(value.kind, tuple([_to_device(item, device) for item in value.values]))
+    is_device = isinstance(value, _Constant) and isinstance(value.value, torch.device)
+    return value._replace(value=device) if is_device else value
 
 
 def _dense_stride(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:

@@ -108,7 +108,8 @@ class SmallMesh:
 class SmallMeshes:
     """A small mesh, of ranks of this world, for each mesh shape that calls have."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
         self._groups: list[dist.ProcessGroup] = []
         self._known: dict[tuple[int, ...], SmallMesh | None] = {}
 
@@ -126,7 +127,7 @@ class SmallMeshes:
         return self._known[shape]
 
     def _build(self, mesh: DeviceMesh, shape: tuple[int, ...]) -> SmallMesh | None:
-        if shape == tuple(mesh.shape):
+        if shape == tuple(mesh.shape) and mesh.device_type == self._device_type:
             small = SmallMesh(mesh, mesh.mesh)
         else:
             size = math.prod(shape)
@@ -135,8 +136,8 @@ class SmallMeshes:
             start = dist.get_rank() // size * size
             if dist.get_world_size() % size or size > _MAX_RANKS:
                 return None
-            ranks = torch.arange(start, start + size).reshape(shape)
-            small = SmallMesh(DeviceMesh(mesh.device_type, ranks), ranks)
+            ranks = torch.arange(start, start + size, device="cpu").reshape(shape)
+            small = SmallMesh(DeviceMesh(self._device_type, ranks), ranks)
             self._groups += small.mesh.get_all_groups()
         return small if small.sums_correctly() else None
 
@@ -152,10 +153,10 @@ def _smallest_factor(size: int) -> int:
 
 
 @contextmanager
-def small_meshes(mesh: DeviceMesh) -> Iterator[SmallMeshes]:
-    """Small meshes that exist until the context ends; `mesh` is not changed."""
+def small_meshes(mesh: DeviceMesh, device_type: str) -> Iterator[SmallMeshes]:
+    """Small meshes on a device that exist until the context ends; `mesh` is not changed."""
     before = {str(group.group_name) for group in mesh.get_all_groups()}
-    meshes = SmallMeshes()
+    meshes = SmallMeshes(device_type)
     try:
         yield meshes
     finally:

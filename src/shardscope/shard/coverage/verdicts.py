@@ -124,7 +124,8 @@ class ShardingTester:
             return Numbers(Answer.UNKNOWN, "a context such as loss_parallel() replaces it")
         if result.is_unfinished:
             return Numbers(Answer.UNKNOWN, "it reads values, and was tested without data")
-        return self._checker.check(_as_moved(call, result), result.outputs)
+        ops = [decision.op for decision in result.decisions]
+        return self._checker.check(_as_moved(call, result), result.outputs, ops)
 
 
 def _judge(call: Signature, result: DispatchResult) -> tuple[Verdict, str]:
