@@ -150,8 +150,12 @@ def _signature(value: Any) -> str:
 def capture_registries(out: Path) -> None:
     """Which ops have a rule, a lowering, a decomposition; private torch names."""
     from private_names import find_private_names
-    from shardscope.parallel.sharding_rules.lookup import load_rules
-    from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, LOWERINGS, RULES
+    from shardscope.parallel.sharding_rules.registry import (
+        DECOMPOSITIONS,
+        LOWERINGS,
+        RULES,
+        load_rules,
+    )
 
     load_rules()
     tables = {"rule": RULES, "lowering": LOWERINGS, "decomposition": DECOMPOSITIONS}

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
-from rule_offers import find_strategies
 from rule_sample import Sample, make_sample
+from rule_strategies import find_strategies
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.ir.reference_sharding import (
     Coordinates,
     all_coordinates,
@@ -27,7 +28,7 @@ from shardscope.parallel.ir.reference_sharding import (
     unshard_tensor,
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.plan.placements import Placement, Replicate
 
 __all__ = ["Verdict", "prove", "refute"]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rule_offers import find_strategies
 from rule_proof import prove
 from rule_sample import make_sample
-from shardscope.parallel.sharding_rules.lookup import find_decomposition, find_rule
+from rule_strategies import find_strategies
+from shardscope.parallel.sharding_rules.registry import find_decomposition, find_rule
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 __all__ = [

@@ -19,8 +19,8 @@ from shardscope.parallel.sharding_rules.context import (
     OpCall,
     TensorSpec,
 )
-from shardscope.parallel.sharding_rules.lookup import find_lowering
 from shardscope.parallel.sharding_rules.random import memory_order
+from shardscope.parallel.sharding_rules.registry import find_lowering
 from shardscope.plan.placements import Placement, Replicate, Size
 
 __all__ = ["Sample", "make_sample"]
@@ -68,7 +68,7 @@ class Sample:
         `shard_specs` are those of the inputs and those of the outputs.
         """
         graph = fx.Graph()
-        nodes = iter([graph.placeholder(f"piece_{index}") for index in range(len(inputs))])
+        nodes = iter([graph.placeholder(f"shard_{index}") for index in range(len(inputs))])
         local = LoweringContext(
             call=self.as_call(num_ranks=1),
             arguments=_map_tensors(self.arguments, lambda _: next(nodes)),
@@ -106,11 +106,13 @@ class _GraphBuilder:
 
 
 def _by_name(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    slots = op_schema(op).arguments
-    named = {slot.name: slot.default_value for slot in slots if slot.has_default_value()}
-    named.update({slot.name: value for slot, value in zip(slots, args, strict=False)})
+    schema = op_schema(op).arguments
+    named = {
+        argument.name: argument.default_value for argument in schema if argument.has_default_value()
+    }
+    named.update({argument.name: value for argument, value in zip(schema, args, strict=False)})
     named.update(kwargs)
-    return {slot.name: named[slot.name] for slot in slots}
+    return {argument.name: named[argument.name] for argument in schema}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from shardscope.parallel.passes.schedule_check import (
     group_ranks_by_shapes,
 )
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.sharding_rules import registry as book
+from shardscope.parallel.sharding_rules import registry
 from shardscope.parallel.sharding_rules.context import LoweringContext
 from shardscope.record import CollectiveKind, Phase
 
@@ -195,7 +195,7 @@ def test_a_rank_that_leaves_out_an_argument_is_refused(monkeypatch: pytest.Monke
             return local.builder.write(torch.ops.aten.clone.default, local["self"])
         return local.repeat()
 
-    monkeypatch.setitem(book.LOWERINGS, op, format_placement)
+    monkeypatch.setitem(registry.LOWERINGS, op, format_placement)
     with pytest.raises(
         ParallelError, match="ranks 0 and 1 would issue different collectives in the backward pass"
     ):

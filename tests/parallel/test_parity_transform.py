@@ -13,9 +13,9 @@ from parity_models import Gated, squared
 from shardscope import parity
 from shardscope.errors import ParallelError, ParityError
 from shardscope.parallel import Colwise, Rowwise
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy
-from shardscope.parallel.sharding_rules.lookup import load_rules
-from shardscope.parallel.sharding_rules.registry import RULES
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.sharding_rules.context import OpCall
+from shardscope.parallel.sharding_rules.registry import RULES, load_rules
 from shardscope.parallel.verify.verify import Trial, run_captured
 from shardscope.plan.placements import Shard
 from shardscope.record import FINE, TensorKind

@@ -143,3 +143,8 @@ def test_replicated_values_with_dynamic_sizes_can_be_sharded() -> None:
 
     program = cut(add, (4, 6), {"tp": Shard(0)}, open_dim=0)
     assert kinds(program) == ["R -> S(0)"]
+
+
+def test_a_dynamic_dim_that_is_repeated_is_sharded_in_blocks() -> None:
+    program = cut(lambda x: x.repeat(2, 1), (8, 4), {"tp": Shard(0)}, open_dim=0)
+    assert (kinds(program), program.fallbacks) == ([], [])

@@ -15,10 +15,11 @@ from parallel_cases.case import Case, drawn
 from shardscope._torch.collectives.functional import ALL_REDUCE, WAIT
 from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.passes import collectives as autograd_collectives
-from shardscope.parallel.sharding_rules import registry as book
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
-from shardscope.parallel.sharding_rules.lookup import load_rules
+from shardscope.parallel.sharding_rules import registry
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
+from shardscope.parallel.sharding_rules.registry import load_rules
 
 aten = torch.ops.aten
 
@@ -74,7 +75,7 @@ def test_a_wrong_rule_is_named_with_its_line(
     def lie(call: OpCall) -> Iterator[Strategy]:
         yield Strategy((Shard(1),), (Shard(1),))
 
-    monkeypatch.setitem(book.RULES, aten.cumsum.default, lie)
+    monkeypatch.setitem(registry.RULES, aten.cumsum.default, lie)
     error = refused(training=training)
     assert "the first value that differs is cumsum, aten.cumsum.default" in error
     assert re.search(
@@ -89,7 +90,7 @@ def test_a_rank_that_computes_something_else_is_found(
         op = aten.tanh.default if local.coordinate.coordinates == (0,) else aten.sigmoid.default
         return local.builder.write(op, local["self"])
 
-    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
+    monkeypatch.setitem(registry.LOWERINGS, aten.tanh.default, format_placement)
     error = refused(training=training)
     assert "the first value that differs is tanh, aten.tanh.default" in error
 
@@ -99,7 +100,7 @@ def test_a_rank_that_fails_is_named_with_the_line(monkeypatch: pytest.MonkeyPatc
         short = local.builder.write(aten.slice.Tensor, local["self"], 1, 0, 3)
         return local.builder.write(aten.tanh.default, short)
 
-    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
+    monkeypatch.setitem(registry.LOWERINGS, aten.tanh.default, format_placement)
     error = refused(training=False)
     assert "fails on rank 0, though not on a single device (RuntimeError: shape" in error
     assert "test_wrong_programs.py:" in error
@@ -116,7 +117,7 @@ def test_a_reduction_that_only_one_rank_issues_is_an_error(
             )
         return result
 
-    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
+    monkeypatch.setitem(registry.LOWERINGS, aten.tanh.default, format_placement)
     assert "ranks would deadlock" in refused(training=training)
 
 
@@ -143,7 +144,7 @@ def test_a_buffer_that_ranks_write_wrongly_is_found(monkeypatch: pytest.MonkeyPa
         mean = local.repeat()
         return local.builder.write(aten.add.Tensor, mean, mean)
 
-    monkeypatch.setitem(book.LOWERINGS, aten.mean.dim, format_placement)
+    monkeypatch.setitem(registry.LOWERINGS, aten.mean.dim, format_placement)
     error = refused(training=False)
     assert "buffer mean differs" in error
     assert "the first value that differs is mean, aten.mean.dim" in error

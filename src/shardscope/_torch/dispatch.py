@@ -148,7 +148,7 @@ def dispatcher_name(op: Any) -> str | None:
     return None
 
 
-def overloads_of(name: str) -> Iterator[Any]:
+def overloads_of(name: str) -> Iterator[OpOverload]:
     """The overloads of the op with this name in the dispatcher, such as `aten::relu`."""
     namespace, _, op = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), op)
@@ -241,7 +241,7 @@ PRIVATE_ATEN_OPS = (
 )
 
 
-def private_aten_op(name: str) -> Any:
+def private_aten_op(name: str) -> OpOverload | None:
     """The aten op whose name is `name` after an underscore; None if this torch does not have it.
 
     `softmax` is `aten._softmax.default`; `native_batch_norm_legit.no_stats` names an overload.
@@ -250,7 +250,10 @@ def private_aten_op(name: str) -> Any:
         f"list {name} among the inner ops, so that its canary watches it"
     )
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, f"_{packet}", None), overload or "default", None)
+    op: OpOverload | None = getattr(
+        getattr(torch.ops.aten, f"_{packet}", None), overload or "default", None
+    )
+    return op
 
 
 _FLOP_NEED = "count the FLOPs of attention on the CPU"

@@ -158,7 +158,7 @@ def _describe_difference(verdict: TensorVerdict) -> str:
 def name_program(graph: ShardingGraph) -> str:
     """The class that the program was exported from; "" if unknown."""
     for op_node in graph.op_nodes:
-        stack = (op_node.origin.meta or {}).get("nn_module_stack") or {}
+        stack = op_node.origin.meta.get("nn_module_stack") or {}
         for name, kind in stack.values():
             if not name:
                 return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
@@ -194,7 +194,7 @@ def _rules(role: Role, plan: ResolvedPlan) -> Iterator[str]:
 
 
 def _source(origin: Origin) -> Source | None:
-    return user_source((origin.meta or {}).get("stack_trace") or "")
+    return user_source(origin.meta.get("stack_trace") or "")
 
 
 def _remedy(fallback: propagate.Fallback, axis: str) -> str:

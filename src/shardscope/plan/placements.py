@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import sympy
 
-Size: TypeAlias = Any
-"""A size: an int, or an sympy expression of the sizes that a dynamic program leaves open."""
+Size: TypeAlias = int | sympy.Expr
+"""The size of a dim: a number, or a sympy expression of the symbols of dynamic sizes."""
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -28,9 +28,9 @@ class Replicate:
 class Shard:
     """Each rank of the axis holds a shard along `dim`.
 
-    The dim may be a flattened one. With `outer`, it consists of `outer` blocks, each of which is
-    sharded. With `segments`, the blocks have those sizes (a fused weight of queries, keys and
-    values). Uneven sizes are split as by torch.chunk.
+    Uneven sizes are split as by torch.chunk. With `outer`, the dim consists of that many equal
+    blocks, each of which is sharded, as when a sharded dim was flattened with the dims before it.
+    With `segments`, the blocks have those sizes, as in a fused weight of queries, keys and values.
     """
 
     dim: int
@@ -54,7 +54,7 @@ class Shard:
 @final
 @dataclass(frozen=True)
 class Partial:
-    """Each rank of the axis holds a partial value: the value is their sum, or their maximum."""
+    """Each rank of the axis holds a term: the value is the sum, maximum or minimum of all terms."""
 
     reduction: Reduction = "sum"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rule_proving import decompose, numbers, prove_strategies, stable_id, trainable, without_blocks
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 CONV2D = aten.conv2d.default

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from rule_proving import numbers, propagate_shards, stable_id
-from shardscope.parallel.sharding_rules.lookup import find_decomposition, load_rules
-from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS
+from shardscope.parallel.sharding_rules.registry import (
+    DECOMPOSITIONS,
+    find_decomposition,
+    load_rules,
+)
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, propagate_shards, prove_strategies, stable_id, without_blocks
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from rule_proving import (
     trainable,
     without_blocks,
 )
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 from shardscope.plan.placements import Partial, Replicate, Shard
 
 aten = torch.ops.aten

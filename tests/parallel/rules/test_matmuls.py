@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rule_proving import numbers, prove_strategies, stable_id, without_blocks
-from shardscope.parallel.sharding_rules.lookup import find_decomposition
+from shardscope.parallel.sharding_rules.registry import find_decomposition
 
 aten = torch.ops.aten
 

@@ -60,3 +60,7 @@ def test_take_along_dim_broadcasts_the_other_dims() -> None:
     assert {"S(0) R -> S(0)", "S(1) S(1) -> S(1)", "R S(2) -> S(2)", "S(2) R -> P"} <= strategies
     assert "R S(0) -> S(0)" in prove_strategies(TAKE, numbers(1, 3), indices(3, 4, 2), 1)
     assert prove_strategies(TAKE, numbers(4, 3), indices(12, 5)) == set()
+
+
+def test_gather_of_a_scalar_is_partial_or_replicated() -> None:
+    assert prove_strategies(GATHER, numbers(), 0, torch.tensor(0)) == {"P R -> P"}

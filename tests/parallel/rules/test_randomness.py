@@ -11,8 +11,8 @@ import torch
 from rule_proving import decompose, numbers, prove_strategies, stable_id, trainable, without_blocks
 from rule_sample import Sample, make_sample
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random
+from shardscope.parallel.sharding_rules.registry import find_rule
 from shardscope.plan.placements import Partial, Shard
 
 aten = torch.ops.aten

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -73,3 +75,9 @@ def test_rows_are_copied_and_filled_along_other_dims() -> None:
     assert without_blocks(
         prove_strategies(aten.index_fill.int_Scalar, numbers(4, 6), -1, where, 2.0)
     ) == {"S(0) R -> S(0)"}
+
+
+@pytest.mark.parametrize("op", [aten.scatter_add.default, aten.index_add.default])
+def test_scalars_are_partial_or_replicated(op: Any) -> None:
+    index = torch.tensor([0]) if op == aten.index_add.default else torch.tensor(0)
+    assert prove_strategies(op, numbers(), 0, index, numbers()) == {"P R P -> P"}

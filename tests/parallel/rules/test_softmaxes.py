@@ -10,7 +10,7 @@ import torch
 from rule_proof import refute
 from rule_proving import numbers, prove_strategies, stable_id
 from rule_sample import make_sample
-from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.plan.placements import Shard
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 
 from rule_proving import numbers, prove_strategies, stable_id
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
+from shardscope.parallel.sharding_rules.registry import find_rule
 from shardscope.parallel.sharding_rules.view import group_dims, reshape_shard
 from shardscope.plan.placements import Placement, Replicate, Shard
 

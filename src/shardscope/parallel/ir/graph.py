@@ -8,32 +8,43 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Literal, NoReturn, TypeAlias, final
 
+import sympy
 import torch
 
+from shardscope._torch.dispatch import OpOverload
 from shardscope._torch.tree import leaves
 from shardscope.errors import ParallelError, ShardscopeError
 from shardscope.parallel.ir.shard_spec import ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.plan.placements import Placement, Size
 
 _numbers = itertools.count()
 
 
+Op: TypeAlias = OpOverload | Callable[..., object]
+"""What an op node calls: an overload, a higher-order op, or a function such as `operator.add`."""
+
+Result: TypeAlias = "Value | list[Result] | None"
+"""What an op node returns: a value, nested lists of values, or None."""
+
+
 @final
 @dataclass(frozen=True)
 class Attribute:
-    """An object that is an attribute of the exported program, such as the graph of a branch."""
+    """An attribute of the exported program that an op takes, such as the graph of a branch."""
 
     name: str
-    thing: Any
+    value: object
 
 
 @final
 @dataclass(frozen=True)
 class Origin:
-    """The node, op, module and source line of the user's program that something comes from."""
+    """The node, op, module and source line of the user's program that an op node or a reshard
+    comes from.
+    """
 
     node: str = ""
     op: str = ""
@@ -41,22 +52,24 @@ class Origin:
     line: str = ""  # "model.py:12: h = self.up(x)"
     # The enclosing module calls, outermost first: a key of the call, and the module's name.
     calls: tuple[tuple[str, str], ...] = ()
-    part_of: str = ""  # the op that was decomposed
-    meta: Any = field(default=None, compare=False, repr=False)  # the FX node's `meta`
+    part_of: str = ""  # the op that was decomposed into this one
+    # The entries of the FX node's `meta` that nodes of ranks' programs take over.
+    meta: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @final
 @dataclass(eq=False)
 class Value:
-    """A tensor, or a size that the program computes. `placements` has an entry for each axis that
-    was propagated so far.
+    """A tensor, or a number that the program computes, such as a size.
+
+    `placements` has an entry for each mesh axis that was propagated so far.
     """
 
     name: str
     shape: tuple[Size, ...] = ()
     dtype: torch.dtype | None = None  # None for a size, a bool or None
-    scalar: Any = None  # the size or number, for a value that is not a tensor
-    example: Any = None  # the example that export traced with
+    scalar: object = None  # the size or number, for a value that is not a tensor
+    example: object = None  # what export traced with: a fake tensor, a SymInt, a number
     has_gradient: bool = False  # depends on something that is trained
     placements: list[Placement] = field(default_factory=list)
     origin: Value | None = None  # the value before it was resharded
@@ -72,6 +85,12 @@ class Value:
         return self if self.origin is None else self.origin
 
     @property
+    def example_tensor(self) -> torch.Tensor:
+        """The fake tensor that export traced with, of a value that is a tensor."""
+        assert isinstance(self.example, torch.Tensor), f"{self.name} is not a tensor"
+        return self.example
+
+    @property
     def spec(self) -> ShardSpec:
         return ShardSpec(self.shape, tuple(self.placements))
 
@@ -80,19 +99,36 @@ class Value:
 
 
 @final
-@dataclass(eq=False)
-class OpNode:
-    """One call of an op. Arguments are by the schema's names where the op has a schema; values may
-    be in nested lists and dicts.
+@dataclass(frozen=True)
+class Strategy:
+    """One choice of placements with which the op runs on each rank's local tensors, without
+    communication.
+
+    `is_permutation_invariant`: the op computes the same whichever indices of the sharded dims a
+    rank holds, as long as all sharded tensors hold the same ones. Then the strategy also applies to
+    shards in blocks (Shard.outer, Shard.segments). False for ops that depend on an index's position
+    in the dim, such as views.
     """
 
-    op: Any
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    is_permutation_invariant: bool = True
+
+
+@final
+@dataclass(eq=False)
+class OpNode:
+    """One call of an op. Arguments are by the schema's names where the op has a schema, else by
+    position; values may be in nested lists and dicts.
+    """
+
+    op: Op
     arguments: dict[str, Any]
-    outputs: list[Value]
-    result: Any  # the op's return structure: a value, nested values, or None
+    outputs: list[Value]  # the values in `result`
+    result: Result
     origin: Origin
     is_rewritten: bool = False  # is part of a node's decomposition
-    strategies: list[Any] = field(default_factory=list)  # a Strategy per axis
+    strategies: list[Strategy] = field(default_factory=list)  # one for each axis
 
     @property
     def inputs(self) -> list[Value]:
@@ -112,7 +148,8 @@ class Reshard:
     target: Placement
     origin: Origin
     cause: str
-    strategies: list[Any] = field(default_factory=list)  # a Strategy for each later axis
+    # One for each axis; None for the reshard's own axis and the axes before it.
+    strategies: list[Strategy | None] = field(default_factory=list)
 
     @property
     def inputs(self) -> list[Value]:
@@ -156,48 +193,45 @@ class ShardingGraph:
 
     inputs: list[tuple[Value, Role]]
     op_nodes: list[OpNode | Reshard]
-    outputs: list[tuple[Any, Role]]  # a Value, or a constant
-    sizes: OpenSizes = field(default_factory=OpenSizes)
+    outputs: list[tuple[object, Role]]  # a Value, or a constant
+    sizes: SymbolicSizes = field(default_factory=SymbolicSizes)
 
     def name_values(self, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
         """Rename the roles of inputs (a mapping from names in the graph) and of outputs (in order)
         to their paths.
         """
-        by_name = ("input", "input mutation")
         paths = iter(outputs)
 
         def rename(role: Role) -> Role:
             if role.kind == "output":
                 return Role("output", next(paths, role.name))
-            return (
-                Role(role.kind, inputs.get(role.name, role.name)) if role.kind in by_name else role
-            )
+            if role.kind in ("input", "input mutation"):
+                return Role(role.kind, inputs.get(role.name, role.name))
+            return role
 
         self.inputs = [(value, rename(role)) for value, role in self.inputs]
         self.outputs = [(item, rename(role)) for item, role in self.outputs]
 
-    def shard_sizes(self, num_shards: Mapping[Any, int]) -> None:
+    def shard_sizes(self, num_shards: Mapping[sympy.Symbol, int]) -> None:
         """Rewrite symbolic sizes that are sharded as multiples of the size of a shard.
 
-        `num_shards` maps a symbol to the number of shards.
+        `num_shards` maps the symbol of each such size to the number of shards.
         """
         for symbol, num_ranks in num_shards.items():
             self.sizes.shard(symbol, num_ranks)
-        values = [value for value, _ in self.inputs]
-        for value in [
-            *values,
-            *(output for op_node in self.op_nodes for output in op_node.outputs),
-        ]:
-            value.shape = tuple(self.sizes.of(size) for size in value.shape)
-            value.scalar = self.sizes.of(value.scalar)
+        inputs = [value for value, _ in self.inputs]
+        outputs = [output for op_node in self.op_nodes for output in op_node.outputs]
+        for value in (*inputs, *outputs):
+            value.shape = tuple(self.sizes.rewrite(size) for size in value.shape)
+            value.scalar = self.sizes.rewrite(value.scalar)
 
 
-def values_in(nest: Any) -> Iterator[Value]:
+def values_in(nest: object) -> Iterator[Value]:
     """Every value in nested dicts, lists, tuples and slices, in order."""
     return (leaf for leaf in leaves(nest) if isinstance(leaf, Value))
 
 
-def map_nest(nest: Any, function: Callable[[Any], Any]) -> Any:
+def map_nest(nest: object, function: Callable[[Any], Any]) -> Any:
     """Nested dicts, lists, tuples and slices with `function` applied to every leaf; tuples become
     lists.
     """

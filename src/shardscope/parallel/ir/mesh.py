@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, final
+from typing import final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -74,11 +74,11 @@ class Mesh:
 
     def group_ranks(self, axis: int, coordinate: MeshCoordinate) -> tuple[int, ...]:
         """The ranks that differ from `coordinate` along the axis only."""
-        at: list[Any] = list(coordinate.coordinates)
-        at[axis] = slice(None)
-        key = (axis, *at[:axis], *at[axis + 1 :])
+        before, after = coordinate.coordinates[:axis], coordinate.coordinates[axis + 1 :]
+        key = (axis, *before, *after)
         if key not in self._groups:
-            self._groups[key] = tuple(self.ranks[tuple(at)].tolist())
+            index: tuple[int | slice, ...] = (*before, slice(None), *after)
+            self._groups[key] = tuple(self.ranks[index].tolist())
         return self._groups[key]
 
     def group_name(self, axis: int, coordinate: MeshCoordinate) -> str:

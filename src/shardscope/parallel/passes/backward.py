@@ -263,7 +263,7 @@ def _trained(graph: ShardingGraph) -> list[tuple[Value, Role]]:
     return [
         (value, role)
         for value, role in graph.inputs
-        if role.kind == "parameter" and value.example.requires_grad and value in needed
+        if role.kind == "parameter" and value.example_tensor.requires_grad and value in needed
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from shardscope._torch.collectives.functional import (
     ALL_GATHER,
@@ -216,7 +217,7 @@ class FunctionalEmitter:
         first, last = self._builder.size(start), self._builder.size(start + size)
         return self._builder.write(torch.ops.aten.slice.Tensor, value, dim, first, last)
 
-    def _call(self, op: Callable[..., Tensor], *args: object) -> fx.Node:
+    def _call(self, op: Callable[..., Tensor], *args: Argument) -> fx.Node:
         return self._builder.write(WAIT, self._builder.write(op, *args))
 
 

@@ -14,11 +14,11 @@ from shardscope.parallel.ir.graph import (
     Reshard,
     Role,
     ShardingGraph,
+    Strategy,
     Value,
     values_in,
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.sharding_rules.context import Strategy
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
 Hints = Mapping[sympy.Symbol, int]

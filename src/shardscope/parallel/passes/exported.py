@@ -21,7 +21,7 @@ from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value, explained
 from shardscope.parallel.ir.reference_sharding import local_shard
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.passes.lower import RankProgram
 
 _StateT = TypeVar("_StateT")
@@ -83,15 +83,15 @@ def annotate(graph: ShardingGraph, rank: RankProgram) -> None:
                 _check_shape(node, value_of_node[node], rank.coordinate)
 
 
-def local_example(value: Value, coordinate: MeshCoordinate, sizes: OpenSizes) -> object:
+def local_example(value: Value, coordinate: MeshCoordinate, sizes: SymbolicSizes) -> object:
     """A fake tensor of the shape of the rank's shard."""
     if not value.is_tensor:
         return value.example
     local = value.spec.local_shape(coordinate)
-    if local == tuple(expression_of(size) for size in value.example.shape):
+    if local == tuple(expression_of(size) for size in value.example_tensor.shape):
         return value.example
-    shape = tuple(sizes.example(size) for size in local)
-    return torch.empty(shape, dtype=value.dtype, device=value.example.device)
+    shape = tuple(sizes.as_example(size) for size in local)
+    return torch.empty(shape, dtype=value.dtype, device=value.example_tensor.device)
 
 
 def _run_node(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
@@ -113,12 +113,12 @@ def _check_shape(node: fx.Node, value: Value, coordinate: MeshCoordinate) -> Non
         )
 
 
-def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[sympy.Symbol, object]:
+def _ranges(source: ExportedProgram, sizes: SymbolicSizes) -> dict[sympy.Symbol, object]:
     """The ranges of dynamic sizes; of a sharded size, the range of its shards."""
     ranges = {
         symbol: value_range
         for symbol, value_range in source.range_constraints.items()
-        if symbol not in sizes.changes
+        if symbol not in sizes.rewrites
     }
     return ranges | sizes.ranges
 

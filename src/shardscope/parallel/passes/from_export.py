@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import fx
@@ -26,6 +26,7 @@ from shardscope._torch.tree import leaves
 from shardscope.attribution.call_sites import user_line
 from shardscope.parallel.ir.graph import (
     Attribute,
+    Op,
     OpNode,
     Origin,
     Reshard,
@@ -35,10 +36,9 @@ from shardscope.parallel.ir.graph import (
     Value,
     map_nest,
 )
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.sharding_rules.grouped_mm import grouped_mm
 
-_OpT = TypeVar("_OpT")
 _INPUT_KINDS: dict[InputKind, RoleKind] = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",
@@ -304,7 +304,7 @@ class _Reader:
         return graph
 
     def _read_placeholder(self, node: fx.Node, spec: InputSpec) -> None:
-        value = _make_value(node.name, node.meta.get("val"), OpenSizes())
+        value = _make_value(node.name, node.meta.get("val"), SymbolicSizes())
         self._values[node] = value
         self._inputs.append((value, Role(_INPUT_KINDS[spec.kind], spec.target or node.name)))
 
@@ -359,9 +359,8 @@ def _output_roles(signature: ExportGraphSignature) -> list[Role]:
             num_before = sum(role.kind == "output" for role in roles)
             roles.append(Role("output", str(num_before)))
         else:
-            kind: RoleKind = (
-                "input mutation" if spec.kind is OutputKind.USER_INPUT_MUTATION else "mutation"
-            )
+            is_input = spec.kind is OutputKind.USER_INPUT_MUTATION
+            kind: RoleKind = "input mutation" if is_input else "mutation"
             roles.append(Role(kind, str(spec.target or index)))
     return roles
 
@@ -380,23 +379,24 @@ def origin_of(node: fx.Node) -> Origin:
     )
 
 
-def lower_op(op: _OpT) -> _OpT | OpOverload:
+def lower_op(op: Any) -> Op:
     """The op to use in ranks' programs: reshape instead of view, else the op itself.
 
     Kernels may return other strides than those that the program was traced with.
     """
-    return torch.ops.aten.reshape.default if op is torch.ops.aten.view.default else op
+    lowered: Op = torch.ops.aten.reshape.default if op is torch.ops.aten.view.default else op
+    return lowered
 
 
-def read_result(name: str, val: Any, sizes: OpenSizes | None = None) -> Any:
+def read_result(name: str, val: Any, sizes: SymbolicSizes | None = None) -> Any:
     """New values for a node's result, from its `meta["val"]`, nested as that is."""
     if isinstance(val, (list, tuple)):
         return [read_result(f"{name}_{i}", item, sizes) for i, item in enumerate(val)]
-    return None if val is None else _make_value(name, val, sizes or OpenSizes())
+    return None if val is None else _make_value(name, val, sizes or SymbolicSizes())
 
 
-def _make_value(name: str, val: object, sizes: OpenSizes) -> Value:
+def _make_value(name: str, val: object, sizes: SymbolicSizes) -> Value:
     if isinstance(val, torch.Tensor):
-        shape = tuple(sizes.of(expression_of(size)) for size in val.shape)
+        shape = tuple(sizes.rewrite(expression_of(size)) for size in val.shape)
         return Value(name, shape=shape, dtype=val.dtype, example=val)
-    return Value(name, scalar=sizes.of(expression_of(val)), example=val)
+    return Value(name, scalar=sizes.rewrite(expression_of(val)), example=val)

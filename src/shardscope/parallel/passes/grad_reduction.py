@@ -13,8 +13,15 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import fake_mode_of, flatten, traced
-from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value, map_nest, values_in
-from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.parallel.ir.graph import (
+    OpNode,
+    Reshard,
+    ShardingGraph,
+    Strategy,
+    Value,
+    map_nest,
+    values_in,
+)
 from shardscope.plan.placements import Replicate, Shard
 
 
@@ -96,7 +103,7 @@ class Gradients:
         self._trained = {
             value
             for value, role in graph.inputs
-            if role.kind == "parameter" and value.example.requires_grad
+            if role.kind == "parameter" and value.example_tensor.requires_grad
         }
         self._dependents = self._find_dependents(graph)
         self._dependencies = self._find_dependencies(graph)
@@ -161,7 +168,7 @@ def _differentiate(op_node: OpNode, position: int) -> tuple[bool, ...]:
     def example(item: object) -> object:
         if not isinstance(item, Value) or not item.is_tensor:
             return item.example if isinstance(item, Value) else item
-        leaf = item.example.detach()
+        leaf = item.example_tensor.detach()
         return leaf.requires_grad_() if next(positions) == position else leaf
 
     values = [value for value in op_node.outputs if value.is_tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import sympy
@@ -26,7 +26,7 @@ from shardscope.parallel.passes.grad_reduction import find_grad_reductions
 from shardscope.parallel.passes.reshard import CollectiveEmitter, lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE, describe_call
 from shardscope.parallel.sharding_rules.context import GraphBuilder, LocalSize, LoweringContext
-from shardscope.parallel.sharding_rules.lookup import find_lowering
+from shardscope.parallel.sharding_rules.registry import find_lowering
 from shardscope.plan.placements import Placement, Size
 
 _Write = Callable[..., fx.Node]
@@ -136,14 +136,14 @@ class _RankLowering:
         self._emitter = make_emitter(self)
         self._grad_reductions = find_grad_reductions(graph)
         self._grad_reduced: dict[tuple[Value, tuple[int, ...]], fx.Node] = {}
-        self._meta: dict[str, object] = {}
+        self._meta: Mapping[str, Any] = {}
         self._new_nodes: list[fx.Node] = []
 
     def lower_graph(self) -> RankProgram:
         for value, _ in self._graph.inputs:
             self._write_input(value)
         for op_node in self._graph.op_nodes:
-            self._meta = op_node.origin.meta or {}
+            self._meta = op_node.origin.meta
             self._new_nodes = []
             with error_context(op_node.origin, "written for one rank"):
                 if isinstance(op_node, Reshard):
@@ -282,7 +282,7 @@ class _RankLowering:
 
     def _local(self, item: Any) -> Argument:
         if isinstance(item, Attribute):
-            self._program.attributes[item.name] = item.thing
+            self._program.attributes[item.name] = item.value
             return self._fx_graph.get_attr(item.name)
         return self._nodes[item] if isinstance(item, Value) else item
 

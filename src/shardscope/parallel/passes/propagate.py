@@ -24,6 +24,7 @@ from shardscope.parallel.ir.graph import (
     Reshard,
     Role,
     ShardingGraph,
+    Strategy,
     Value,
     error_context,
     map_nest,
@@ -39,7 +40,6 @@ from shardscope.parallel.passes.cost_model import (
     reshard_cost,
 )
 from shardscope.parallel.passes.strategies import Decomposition, StrategyLookup, decompose
-from shardscope.parallel.sharding_rules.context import Strategy
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 from shardscope.record import FallbackKind
 
@@ -139,7 +139,7 @@ class _AxisPropagation:
     def run(self) -> list[Fallback]:
         for value, role in self.graph.inputs:
             value.placements.append(self.constraints.inputs.get(value, Replicate()))
-            value.has_gradient = value.is_tensor and value.example.requires_grad
+            value.has_gradient = value.is_tensor and value.example_tensor.requires_grad
             if role.kind == "parameter":
                 self.parameters.add(value)
         for op_node in self.graph.op_nodes:
@@ -446,7 +446,7 @@ class _AxisPropagation:
         self, decomposition: Decomposition
     ) -> tuple[list[OpNode | Reshard], list[Value]]:
         """Propagate the decomposition along earlier axes, to the node's result placements."""
-        results = [
+        results: list[tuple[object, Role]] = [
             (new, Role("decomposed", str(i)))
             for i, new in enumerate(decomposition.results.values())
         ]
@@ -470,7 +470,7 @@ class _AxisPropagation:
             )
             self.fallbacks += propagation.run()
             self.spent_bytes += propagation.spent_bytes
-        return graph.op_nodes, [value for value, _ in graph.outputs]
+        return graph.op_nodes, [value for value, _ in graph.outputs if isinstance(value, Value)]
 
     def _checkpoint(self) -> _Checkpoint:
         return _Checkpoint(

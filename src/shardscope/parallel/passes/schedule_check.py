@@ -19,7 +19,7 @@ from shardscope.parallel.passes.collectives import FunctionalEmitter
 from shardscope.parallel.passes.grad_reduction import Gradients, find_grad_reductions
 from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
-from shardscope.parallel.sharding_rules.lookup import find_lowering
+from shardscope.parallel.sharding_rules.registry import find_lowering
 from shardscope.plan.placements import Size
 
 _aten = torch.ops.aten

@@ -13,14 +13,14 @@ from torch.export import default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.dispatch import is_overload, name_arguments, op_schema
-from shardscope.parallel.ir.graph import OpNode, Reshard, Value, map_nest, values_in
+from shardscope.parallel.ir.graph import OpNode, Reshard, Strategy, Value, map_nest, values_in
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.passes.from_export import lower_op, read_result
-from shardscope.parallel.sharding_rules.builders import leaves_some
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_decomposition, find_rule
+from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
+from shardscope.parallel.sharding_rules.registry import find_decomposition, find_rule
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, divides
 
 SYM_SIZE = torch.ops.aten.sym_size.int
@@ -55,6 +55,8 @@ class StrategyLookup:
             return [*_reshard_strategies(op_node, input_placements[0]), replicate_all(op_node)]
         if op_node.op is SYM_SIZE:  # needs no data
             return [Strategy(tuple(input_placements), ())]
+        if not is_overload(op_node.op):
+            return [replicate_all(op_node)]
         call = self.describe(op_node, input_placements)
         key = (
             op_node.op,
@@ -79,7 +81,7 @@ class StrategyLookup:
         )
 
     def _apply_rule(self, call: OpCall) -> Iterator[Strategy]:
-        rule = find_rule(call.op) if is_overload(call.op) else None
+        rule = find_rule(call.op)
         if rule is None:
             return
         strategies = list(rule(call))
@@ -97,7 +99,12 @@ def describe_call(
     input_placements: tuple[Placement, ...],
     is_training: bool,
 ) -> OpCall:
-    """An op node as a call whose tensors are sharded along the first `num_axes` axes."""
+    """An op node, of an overload, as a call whose tensors are sharded along the first `num_axes`
+    axes.
+    """
+    op = op_node.op
+    assert is_overload(op)
+    is_random_op = is_random(op)
 
     def spec_of(value: object) -> object:
         if not isinstance(value, Value):
@@ -105,12 +112,12 @@ def describe_call(
         if not value.is_tensor:
             return value.scalar
         spec = _spec(value, num_axes, coordinate)
-        return replace(spec, memory_order=memory_order(value.example)) if is_random_op else spec
-
-    is_random_op = is_overload(op_node.op) and is_random(op_node.op)
+        if is_random_op:
+            return replace(spec, memory_order=memory_order(value.example_tensor))
+        return spec
 
     return OpCall(
-        op=op_node.op,
+        op=op,
         arguments=map_nest(op_node.arguments, spec_of),
         outputs=tuple(
             _spec(output, num_axes, coordinate) for output in op_node.outputs if output.is_tensor
@@ -175,7 +182,7 @@ def _is_valid(strategy: Strategy, call: OpCall) -> bool:
         placement.reduction for placement in strategy.outputs if isinstance(placement, Partial)
     }
     # An empty shard has no maximum. An uneven vocabulary usually leaves no shard empty.
-    is_empty_somewhere = not all(leaves_some(call, size) for size in sizes)
+    is_empty_somewhere = not all(has_nonempty_shards(call, size) for size in sizes)
     return not (is_empty_somewhere and reductions - {"sum"})
 
 
@@ -218,7 +225,7 @@ class Decomposition:
     is_ours: bool  # written for sharding, not torch's own
 
 
-def decompose(op_node: OpNode, sizes: OpenSizes) -> Decomposition | None:
+def decompose(op_node: OpNode, sizes: SymbolicSizes) -> Decomposition | None:
     """The node's decomposition: our own, else torch's; None if there is none."""
     ours = find_decomposition(op_node.op) if is_overload(op_node.op) else None
     function = ours or _torch_decomposition(op_node.op)
@@ -276,7 +283,7 @@ def _is_unchanged(graph: fx.Graph, op: object) -> bool:
 
 
 def _read_decomposition(
-    graph: fx.Graph, inputs: list[Value], op_node: OpNode, sizes: OpenSizes, *, is_ours: bool
+    graph: fx.Graph, inputs: list[Value], op_node: OpNode, sizes: SymbolicSizes, *, is_ours: bool
 ) -> Decomposition:
     known: dict[fx.Node, Any] = {}
     op_nodes: list[OpNode] = []
@@ -297,7 +304,7 @@ def _read_call(
     known: dict[fx.Node, Any],
     op_nodes: list[OpNode],
     op_node: OpNode,
-    sizes: OpenSizes,
+    sizes: SymbolicSizes,
 ) -> None:
     if node.target.__name__ == "getitem":  # type: ignore[union-attr]
         known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]

@@ -15,7 +15,7 @@ from shardscope._torch.modules import StateLocation, register_tensor
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, Value
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.ir.symbolic_sizes import OpenSizes, symbols_in
+from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes, symbols_in
 from shardscope.plan.placements import Size
 
 
@@ -153,7 +153,7 @@ def _write_check(expected: Sequence[_ExpectedInput]) -> Callable[..., bool]:
 
 
 def _expected_input(
-    value: Value, name: str, coordinate: MeshCoordinate, sizes: OpenSizes
+    value: Value, name: str, coordinate: MeshCoordinate, sizes: SymbolicSizes
 ) -> _ExpectedInput:
     if not value.is_tensor:
         is_symbolic = isinstance(value.scalar, sympy.Expr) and bool(symbols_in(value.scalar))
@@ -169,7 +169,7 @@ def _expected_input(
     )
 
 
-def _dynamic_size(size: Size, sizes: OpenSizes) -> _DynamicSize:
+def _dynamic_size(size: Size, sizes: SymbolicSizes) -> _DynamicSize:
     """The size as a multiple of its symbol; other expressions become symbols of their own."""
     symbols = list(symbols_in(size))
     factor = sympy.cancel(size / symbols[0]) if len(symbols) == 1 else None

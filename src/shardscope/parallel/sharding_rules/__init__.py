@@ -1,3 +1,39 @@
-"""Sharding rules by op family: the strategies of each op along one mesh axis, lowerings,
-decompositions.
+"""Sharding rules, lowerings and decompositions of ops, one module for each family of ops.
+
+A sharding rule lists the strategies of an `OpCall` along one mesh axis: the placements of inputs
+and outputs with which each rank can run the op on its local tensors, without communication. A
+lowering writes the op into one rank's program where local arguments differ from the global ones,
+such as the sizes of a reshape. A decomposition expresses an op by others that can be sharded.
+
+To add an op, write these functions in the module of its family, with the helpers of `builders.py`
+(rules, decompositions) and `masking.py` (lowerings), and the decorators of `registry.py`.
 """
+
+from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
+from shardscope.parallel.sharding_rules.context import (
+    GraphBuilder,
+    LocalSize,
+    LoweringContext,
+    OpCall,
+    TensorSpec,
+)
+from shardscope.parallel.sharding_rules.random import is_random, memory_order
+from shardscope.parallel.sharding_rules.registry import (
+    find_decomposition,
+    find_lowering,
+    find_rule,
+)
+
+__all__ = [
+    "GraphBuilder",
+    "LocalSize",
+    "LoweringContext",
+    "OpCall",
+    "TensorSpec",
+    "find_decomposition",
+    "find_lowering",
+    "find_rule",
+    "has_nonempty_shards",
+    "is_random",
+    "memory_order",
+]

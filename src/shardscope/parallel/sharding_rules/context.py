@@ -1,17 +1,21 @@
-"""The input of a sharding rule (an op call) and of a lowering: local arguments, shard specs and a
-graph builder.
+"""What sharding rules and lowerings are called with: an op call on the full tensors, and for
+lowerings also the rank's local arguments and a builder of its program.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
+from shardscope._torch.dispatch import OpOverload
 from shardscope._torch.tree import leaves
+from shardscope.parallel.ir.graph import Op
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.plan.placements import Placement, Size
 
@@ -19,7 +23,9 @@ from shardscope.plan.placements import Placement, Size
 @final
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of a tensor of the call, before it is sharded along the axis in question."""
+    """Shape and dtype of a tensor of an op call. The shape is that of a shard of the mesh axes
+    before the one whose strategies are asked for.
+    """
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
@@ -31,17 +37,21 @@ class TensorSpec:
     def num_dims(self) -> int:
         return len(self.shape)
 
+    def dims_except(self, *dims: int) -> list[int]:
+        """The tensor's dims without these, which are counted from the front."""
+        return [dim for dim in range(self.num_dims) if dim not in dims]
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class OpCall:
-    """An op with its arguments by the schema's names, with defaults filled in.
+    """An op with its arguments by the schema's names, with defaults filled in, along one mesh axis.
 
-    Tensors are TensorSpec (also inside lists), symbolic sizes are sympy expressions, everything
-    else is as written.
+    Tensors are TensorSpecs (also inside lists), symbolic sizes are sympy expressions, everything
+    else is as the program has it.
     """
 
-    op: Any  # torch._ops.OpOverload
+    op: OpOverload
     arguments: Mapping[str, Any]
     outputs: tuple[TensorSpec, ...]  # the tensors it returns, in order; lists are flattened
     num_ranks: int  # of the axis
@@ -53,30 +63,50 @@ class OpCall:
         """The tensor arguments in the schema's order; lists are flattened, None is skipped."""
         return tuple(tensors_in(self.arguments.values()))
 
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The tensor arguments by name, without lists of tensors and without None."""
+        return {
+            name: value for name, value in self.arguments.items() if isinstance(value, TensorSpec)
+        }
+
     def __getitem__(self, name: str) -> Any:
+        """The argument of that name in the op's schema."""
         return self.arguments[name]
 
+    def tensor(self, name: str) -> TensorSpec:
+        """The tensor argument `name`, which is not None."""
+        spec = self.arguments[name]
+        assert isinstance(spec, TensorSpec), f"{name} of {self.op} is {spec}"
+        return spec
 
-@final
-@dataclass(frozen=True)
-class Strategy:
-    """One choice of placements with which the op runs on each rank's local tensors, without
-    communication.
+    def dim(self, name: str = "dim", *, of: str = "self") -> int:
+        """The argument `name`, a dim of the tensor argument `of`, counted from the front."""
+        return normalize_dim(self.arguments[name], self.tensor(of).num_dims)
 
-    `is_permutation_invariant`: the op computes the same whichever indices of the sharded dims a
-    rank holds, as long as all sharded tensors hold the same ones. Then the strategy also applies to
-    shards in blocks (Shard.outer, Shard.segments). False for ops that depend on an index's position
-    in the dim, such as views.
-    """
+    def position_of(self, name: str) -> int:
+        """The position in `inputs` of the tensor argument `name`, or of the first in a list."""
+        names_before = itertools.takewhile(lambda other_name: other_name != name, self.arguments)
+        return sum(1 for _ in tensors_in([self.arguments[before] for before in names_before]))
 
-    inputs: tuple[Placement, ...]
-    outputs: tuple[Placement, ...]
-    is_permutation_invariant: bool = True
+    def placement_of(self, name: str) -> Placement:
+        """The current placement of the tensor argument `name`."""
+        return self.input_placements[self.position_of(name)]
 
 
-def tensors_in(value: Iterable[Any]) -> Iterator[TensorSpec]:
+def normalize_dim(dim: int, num_dims: int) -> int:
+    """A dim counted from the front; `dim` may be negative."""
+    return dim % max(num_dims, 1)
+
+
+def tensors_in(value: object) -> Iterator[TensorSpec]:
     """Every tensor in nested lists, in order."""
-    return (leaf for leaf in leaves(list(value)) if isinstance(leaf, TensorSpec))
+    nested = value if isinstance(value, TensorSpec | list | tuple) else list(_iterate(value))
+    return (leaf for leaf in leaves(nested) if isinstance(leaf, TensorSpec))
+
+
+def _iterate(value: object) -> Iterable[object]:
+    return value if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else ()
 
 
 LocalSize = int | fx.Node
@@ -86,25 +116,27 @@ LocalSize = int | fx.Node
 class GraphBuilder(Protocol):
     """Writes nodes into one rank's program."""
 
-    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+    def write(self, op: Op, /, *args: Argument, **kwargs: Argument) -> fx.Node:
         """Call `op` in the program; the node's value is what it returns."""
 
     def item(self, value: fx.Node, index: int) -> fx.Node:
         """The output at `index` of a node that returns several."""
 
-    def size(self, value: Any) -> LocalSize:
+    def size(self, value: Size) -> LocalSize:
         """A size (number or sympy expression) as the program can use it."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LoweringContext:
-    """One op call on one rank. `arguments` are by the schema's names; tensors are nodes of local
-    tensors.
+    """One op call on one rank, which a lowering writes into the rank's program.
+
+    `arguments` are by the schema's names; their tensors are the nodes of local tensors, and sizes
+    are still those of the full tensors.
     """
 
     call: OpCall  # the call on the full tensors
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Argument]
     inputs: tuple[ShardSpec, ...]  # of its tensor arguments, in `call.inputs`' order
     outputs: tuple[ShardSpec, ...]
     coordinate: MeshCoordinate
@@ -121,10 +153,8 @@ class LoweringContext:
 
     def input_spec(self, name: str) -> ShardSpec:
         """The shard spec of the tensor argument of that name (not of a list of tensors)."""
-        spec = self.call[name]
-        position = next(i for i, tensor in enumerate(self.call.inputs) if tensor is spec)
-        return self.inputs[position]
+        return self.inputs[self.call.position_of(name)]
 
-    def repeat(self, /, **changes: Any) -> fx.Node:
+    def repeat(self, /, **changes: Argument) -> fx.Node:
         """The same op on the local arguments, some of them replaced by `changes`."""
         return self.builder.write(self.call.op, **{**self.arguments, **changes})

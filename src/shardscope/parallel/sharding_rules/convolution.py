@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from shardscope._torch.dispatch import private_aten_op
+from shardscope._torch.dispatch import OpOverload, private_aten_op
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
-    leaves_some,
+    has_nonempty_shards,
     make_strategy,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, lowering, rule
 from shardscope.plan.placements import Partial, Shard, divides
 
@@ -39,8 +40,10 @@ _CONVOLUTIONS = (
 
 @rule(*_CONVOLUTIONS)
 def shard_convolution(call: OpCall) -> Iterator[Strategy]:
-    """Spatial dims are not sharded: that would need an exchange of halos."""
-    has_batch = call["input"].num_dims == call["weight"].num_dims
+    """The batch, and channels or groups of channels. Spatial dims are not sharded: that would need
+    an exchange of halos.
+    """
+    has_batch = call.tensor("input").num_dims == call.tensor("weight").num_dims
     channels = Shard(int(has_batch))
     if has_batch:
         yield make_strategy(call, {"input": Shard(0)}, Shard(0))
@@ -58,9 +61,9 @@ def _shard_channels(call: OpCall, channels: Shard) -> Iterator[Strategy]:
     partial sums.
     """
     in_dim, out_dim = (0, 1) if _is_transposed(call) else (1, 0)
-    if leaves_some(call, call.outputs[0].shape[channels.dim]):
+    if has_nonempty_shards(call, call.outputs[0].shape[channels.dim]):
         yield make_strategy(call, {"weight": Shard(out_dim), "bias": Shard(0)}, channels)
-    if call["bias"] is None and leaves_some(call, call["input"].shape[channels.dim]):
+    if call["bias"] is None and has_nonempty_shards(call, call.tensor("input").shape[channels.dim]):
         yield make_strategy(call, {"input": channels, "weight": Shard(in_dim)}, Partial())
 
 
@@ -79,33 +82,34 @@ def _is_transposed(call: OpCall) -> bool:
 
 def _num_groups(call: OpCall) -> int:
     """Computed from sizes, because an earlier axis may have sharded the groups."""
-    channel_dim = int(call["input"].num_dims == call["weight"].num_dims)
-    grouped_spec = call.outputs[0] if _is_transposed(call) else call["input"]
-    return int(grouped_spec.shape[channel_dim] // call["weight"].shape[1])
+    channel_dim = int(call.tensor("input").num_dims == call.tensor("weight").num_dims)
+    grouped_spec = call.outputs[0] if _is_transposed(call) else call.tensor("input")
+    return int(grouped_spec.shape[channel_dim] // call.tensor("weight").shape[1])
 
 
 @lowering(*_CONVOLUTIONS)
-def lower_convolution(local: LoweringContext) -> Any:
+def lower_convolution(local: LoweringContext) -> fx.Node:
     """The op with the rank's own number of groups, where groups are sharded."""
     input_spec, weight_spec = local.input_spec("input"), local.input_spec("weight")
     channel_dim = int(len(input_spec.shape) == len(weight_spec.shape))
     grouped_spec = local.outputs[0] if _is_transposed(local.call) else input_spec
     num_channels = grouped_spec.local_shape(local.coordinate)[channel_dim]
     per_group = weight_spec.local_shape(local.coordinate)[1]
-    assert num_channels % per_group == 0, "a rank has to hold entire groups"
+    assert num_channels % per_group == 0, "a rank has to hold complete groups"
     return local.repeat(groups=num_channels // per_group)
 
 
-def _decompose_bias(op: Any) -> Any:
+def _decompose_bias(op: OpOverload) -> Callable[..., Tensor]:
     """The op without its bias, which is added after the sum over the input's channels."""
 
     def convolve(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: object, **kwargs: object
+    ) -> Tensor:
         if bias is None:
             raise NotImplementedError
         num_spatial_dims = weight.dim() - 2
-        return op(input, weight, None, *args, **kwargs) + bias.reshape(-1, *[1] * num_spatial_dims)
+        product: Tensor = op(input, weight, None, *args, **kwargs)
+        return product + bias.reshape(-1, *[1] * num_spatial_dims)
 
     return convolve
 
@@ -182,8 +186,9 @@ _LINEAR_OPS = {op for ops in _LINEAR_RESAMPLERS.values() for op in ops}
 @rule(*_SPATIAL_DIMS)
 def shard_pool(call: OpCall) -> Iterator[Strategy]:
     name = "input" if "input" in call.arguments else "self"
-    for dim in _leading_dims(call, call[name], _SPATIAL_DIMS[call.op]):
-        yield make_strategy(call, {name: Shard(dim)}, Shard(dim))
+    yield from shard_dims(
+        call, name, _leading_dims(call, call.tensor(name), _SPATIAL_DIMS[call.op])
+    )
     if call.op in _LINEAR_OPS:
         yield from propagate_partial_sum(call, name)
 
@@ -193,25 +198,24 @@ def _leading_dims(call: OpCall, spec: TensorSpec, num_spatial_dims: int) -> list
     channels.
     """
     dims = range(spec.num_dims - num_spatial_dims)
-    return [dim for dim in dims if leaves_some(call, spec.shape[dim])]
+    return [dim for dim in dims if has_nonempty_shards(call, spec.shape[dim])]
 
 
 @rule(aten.max_unpool2d.default, aten.max_unpool3d.default)
 def shard_unpool(call: OpCall) -> Iterator[Strategy]:
     num_spatial_dims = 2 if call.op == aten.max_unpool2d.default else 3
-    for dim in _leading_dims(call, call["self"], num_spatial_dims):
+    for dim in _leading_dims(call, call.tensor("self"), num_spatial_dims):
         yield make_strategy(call, {"self": Shard(dim), "indices": Shard(dim)}, Shard(dim))
 
 
 @rule(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default)
 def shard_pixel_shuffle(call: OpCall) -> Iterator[Strategy]:
     """Leading dims, and channels where every rank gets complete groups of them before and after."""
-    channels = 1 if call.op == aten.channel_shuffle.default else call["self"].num_dims - 3
-    for dim in range(channels):
-        if leaves_some(
-            call, call["self"].shape[dim]
-        ):  # for empty inputs torch returns a wrong shape
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    channels = 1 if call.op == aten.channel_shuffle.default else call.tensor("self").num_dims - 3
+    sizes = call.tensor("self").shape[:channels]
+    # For empty inputs torch returns a wrong shape.
+    dims = [dim for dim, size in enumerate(sizes) if has_nonempty_shards(call, size)]
+    yield from shard_dims(call, "self", dims)
     yield from propagate_partial_sum(call, "self")
     if call.op != aten.channel_shuffle.default and _has_even_channels(call, channels):
         yield make_strategy(
@@ -220,14 +224,14 @@ def shard_pixel_shuffle(call: OpCall) -> Iterator[Strategy]:
 
 
 def _has_even_channels(call: OpCall, dim: int) -> bool:
-    channel_sizes: list[Any] = [call["self"].shape[dim], call.outputs[0].shape[dim]]
+    channel_sizes = [call.tensor("self").shape[dim], call.outputs[0].shape[dim]]
     return all(divides(call.num_ranks, size) for size in channel_sizes)
 
 
 @rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def shard_grid_sampler(call: OpCall) -> Iterator[Strategy]:
-    if leaves_some(call, call["input"].shape[0]):
+    if has_nonempty_shards(call, call.tensor("input").shape[0]):
         yield make_strategy(call, {"input": Shard(0), "grid": Shard(0)}, Shard(0))
-    if leaves_some(call, call["input"].shape[1]):
+    if has_nonempty_shards(call, call.tensor("input").shape[1]):
         yield make_strategy(call, {"input": Shard(1)}, Shard(1))
     yield from propagate_partial_sum(call, "input")

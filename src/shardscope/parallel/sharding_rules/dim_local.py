@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
+from torch import fx
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
-    leaves_some,
+    has_nonempty_shards,
     make_strategy,
-    normalize_dim,
-    propagate_partial_named,
+    propagate_partial,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, tensors_in
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 from shardscope.plan.placements import Shard
@@ -22,14 +23,8 @@ from shardscope.plan.placements import Shard
 aten = torch.ops.aten
 
 
-def _shard_all_dims_but(call: OpCall, dims: Collection[int]) -> Iterator[Strategy]:
-    for dim in range(call["self"].num_dims):
-        if dim not in dims:
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
-
-
-def _dim(call: OpCall, name: str = "dim") -> int:
-    return normalize_dim(call[name], call["self"].num_dims)
+def _shard_all_dims_but(call: OpCall, *dims: int) -> Iterator[Strategy]:
+    yield from shard_dims(call, "self", call.tensor("self").dims_except(*dims))
 
 
 @rule(
@@ -40,16 +35,15 @@ def _dim(call: OpCall, name: str = "dim") -> int:
     aten.argsort.stable,
 )
 def shard_sort(call: OpCall) -> Iterator[Strategy]:
-    yield from _shard_all_dims_but(call, [_dim(call)])
+    yield from _shard_all_dims_but(call, call.dim())
 
 
 @rule(aten.kthvalue.default)
 def shard_kthvalue(call: OpCall) -> Iterator[Strategy]:
-    reduced_dim = _dim(call)
-    for dim in range(call["self"].num_dims):
-        if dim != reduced_dim:
-            output_dim = dim if call["keepdim"] else dim - (dim > reduced_dim)
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(output_dim))
+    reduced_dim = call.dim()
+    for dim in call.tensor("self").dims_except(reduced_dim):
+        output_dim = dim if call["keepdim"] else dim - (dim > reduced_dim)
+        yield make_strategy(call, {"self": Shard(dim)}, Shard(output_dim))
 
 
 @rule(aten.flip.default, aten.roll.default)
@@ -57,10 +51,12 @@ def shard_flip(call: OpCall) -> Iterator[Strategy]:
     """Every dim that is not flipped or rolled. Without `dims`, roll works on the
     flattened tensor.
     """
-    num_dims = call["self"].num_dims
+    num_dims = call.tensor("self").num_dims
     if call["dims"] or call.op == aten.flip.default:
-        yield from _shard_all_dims_but(call, [normalize_dim(dim, num_dims) for dim in call["dims"]])
-    yield from propagate_partial_named(call, "self")
+        yield from _shard_all_dims_but(
+            call, *(normalize_dim(dim, num_dims) for dim in call["dims"])
+        )
+    yield from propagate_partial(call, "self")
 
 
 _PADS = (
@@ -77,12 +73,13 @@ _PADS = (
 
 @rule(*_PADS)
 def shard_pad(call: OpCall) -> Iterator[Strategy]:
-    """Every dim without padding. Amounts count from the last dim; in non-constant modes, zero
-    counts too.
+    """Every dim that is not padded. `pad` has two amounts for each dim, the last dim first.
+
+    Modes other than "constant" reject empty shards, and treat dims with amounts of 0 as padded.
     """
     padding = call["pad"] if "pad" in call.arguments else call["padding"]
     amounts = list(zip(padding[::2], padding[1::2], strict=True))
-    last = call["self"].num_dims - 1
+    last = call.tensor("self").num_dims - 1
     if _is_constant_pad(call):
         padded_dims = [
             last - index
@@ -90,10 +87,10 @@ def shard_pad(call: OpCall) -> Iterator[Strategy]:
             if any(amount != 0 for amount in before_and_after)
         ]
     else:
-        sizes = enumerate(call["self"].shape)
-        empty = [dim for dim, size in sizes if not leaves_some(call, size)]
+        sizes = enumerate(call.tensor("self").shape)
+        empty = [dim for dim, size in sizes if not has_nonempty_shards(call, size)]
         padded_dims = [*empty, *(last - index for index in range(len(amounts)))]
-    yield from _shard_all_dims_but(call, padded_dims)
+    yield from _shard_all_dims_but(call, *padded_dims)
     if not call.arguments.get("value"):
         yield from propagate_partial_sum(call, "self")
 
@@ -106,18 +103,18 @@ def _is_constant_pad(call: OpCall) -> bool:
 @rule(aten.tril.default, aten.triu.default)
 def shard_tril_triu(call: OpCall) -> Iterator[Strategy]:
     """Every dim. A rank that holds some rows or columns shifts the diagonal by their offset."""
-    num_dims = call["self"].num_dims
-    yield from _shard_all_dims_but(call, [num_dims - 2, num_dims - 1])
+    num_dims = call.tensor("self").num_dims
+    yield from _shard_all_dims_but(call, num_dims - 2, num_dims - 1)
     yield from propagate_partial_sum(call, "self")
     for dim in (num_dims - 2, num_dims - 1):
-        if isinstance(call["self"].shape[dim], int):
+        if isinstance(call.tensor("self").shape[dim], int):
             yield make_strategy(
                 call, {"self": Shard(dim)}, Shard(dim), is_permutation_invariant=False
             )
 
 
 @lowering(aten.tril.default, aten.triu.default)
-def lower_tril_triu(local: LoweringContext) -> Any:
+def lower_tril_triu(local: LoweringContext) -> fx.Node:
     spec, diagonal = local.input_spec("self"), local["diagonal"]
     rows, columns = len(spec.shape) - 2, len(spec.shape) - 1
     if is_sharded(spec, rows):
@@ -129,39 +126,34 @@ def lower_tril_triu(local: LoweringContext) -> Any:
 
 @rule(aten.unfold.default)
 def shard_unfold(call: OpCall) -> Iterator[Strategy]:
-    yield from _shard_all_dims_but(call, [_dim(call, "dimension")])
-    yield from propagate_partial_named(call, "self")
+    yield from _shard_all_dims_but(call, call.dim("dimension"))
+    yield from propagate_partial(call, "self")
 
 
 @rule(aten.diff.default)
 def shard_diff(call: OpCall) -> Iterator[Strategy]:
-    along, names = _dim(call), ("self", "prepend", "append")
-    present_names = [name for name in names if call[name] is not None]
-    for dim in range(call["self"].num_dims):
-        if dim != along:
-            yield make_strategy(call, dict.fromkeys(present_names, Shard(dim)), Shard(dim))
-    yield from propagate_partial_sum(call, *present_names)
+    for dim in call.tensor("self").dims_except(call.dim()):
+        yield make_strategy(call, dict.fromkeys(call.tensors, Shard(dim)), Shard(dim))
+    yield from propagate_partial_sum(call, *call.tensors)
 
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def shard_isin(call: OpCall) -> Iterator[Strategy]:
-    """Each element is compared with all test elements, which are replicated."""
-    for dim in range(call["elements"].num_dims):
-        yield make_strategy(call, {"elements": Shard(dim)}, Shard(dim))
+    """Every dim of `elements`; each element is compared with all test elements, so these are
+    replicated.
+    """
+    yield from shard_dims(call, "elements", range(call.tensor("elements").num_dims))
 
 
 @rule(aten.bucketize.Tensor, aten.searchsorted.Tensor)
 def shard_bucketize(call: OpCall) -> Iterator[Strategy]:
-    """Values, with one row of boundaries; or rows of values, each with its own row of
-    boundaries.
+    """Every dim of the values if all are compared with the same boundaries; if each row of values
+    has its own boundaries, every dim but the last.
     """
-    rows = call.arguments.get("sorted_sequence")
-    is_rowwise = rows is not None and rows.num_dims > 1
-    num_dims = call["self"].num_dims
-    for dim in range(num_dims - 1 if is_rowwise else num_dims):
-        placements = {"self": Shard(dim)}
-        if is_rowwise:
-            placements["sorted_sequence"] = Shard(dim)
-            if any(tensors_in([call["sorter"]])):
-                placements["sorter"] = Shard(dim)
-        yield make_strategy(call, placements, Shard(dim))
+    rows = call.tensors.get("sorted_sequence")
+    num_dims = call.tensor("self").num_dims
+    if rows is None or rows.num_dims <= 1:
+        yield from shard_dims(call, "self", range(num_dims))
+    else:
+        for dim in range(num_dims - 1):
+            yield make_strategy(call, dict.fromkeys(call.tensors, Shard(dim)), Shard(dim))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import make_strategy
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule
 from shardscope.plan.placements import Partial, Shard, divides
 
@@ -76,7 +77,7 @@ def shard_grouped_mm(call: OpCall) -> Iterator[Strategy]:
     """The features in and out. Rows are replicated, since `offs` marks their groups; so are the
     groups.
     """
-    rows, matrices = call["self"], call["mat2"]
+    rows, matrices = call.tensor("self"), call.tensor("mat2")
     if rows.num_dims != 2 or matrices.num_dims != 3 or call["bias"] is not None:
         return
     if _is_aligned(call, matrices, 2):

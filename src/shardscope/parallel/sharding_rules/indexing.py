@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
+from torch import fx
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
+    PlacementOrList,
+    broadcast_shape,
     broadcast_shard,
     can_be_partial_sum,
     make_strategy,
-    normalize_dim,
-    propagate_partial_named,
+    propagate_partial,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import (
+    LoweringContext,
+    OpCall,
+    TensorSpec,
+    normalize_dim,
+)
 from shardscope.parallel.sharding_rules.masking import (
     can_select_locally,
     is_sharded,
@@ -25,7 +33,7 @@ from shardscope.parallel.sharding_rules.masking import (
     zero_except_first_rank,
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
-from shardscope.plan.placements import Partial, Placement, Replicate, Shard
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
 
 aten = torch.ops.aten
 
@@ -90,16 +98,20 @@ class _Indexing:
         ]
 
 
+def _indexing_of(call: OpCall) -> _Indexing:
+    return _Indexing(call.tensor("self"), call["indices"])
+
+
 def _is_mask(spec: TensorSpec) -> bool:
     return spec.dtype in (torch.bool, torch.uint8)
 
 
 @rule(aten.index.Tensor)
 def shard_index(call: OpCall) -> Iterator[Strategy]:
-    indexing = _Indexing(call["self"], call["indices"])
+    indexing = _indexing_of(call)
     for dim, output_dim in indexing.untouched_dims():
         yield make_strategy(call, {"self": Shard(dim)}, Shard(output_dim))
-    if can_be_partial_sum(call["self"]):
+    if can_be_partial_sum(call.tensor("self")):
         yield make_strategy(call, {"self": Partial()}, Partial())
     if indexing.has_masks:
         return  # the number of elements a mask selects is known only at run time
@@ -121,11 +133,11 @@ def _shard_indices(call: OpCall, indexing: _Indexing) -> Iterator[Strategy]:
 
 
 @lowering(aten.index.Tensor)
-def lower_index(local: LoweringContext) -> Any:
+def lower_index(local: LoweringContext) -> fx.Node:
     """Where an indexed dim is sharded, look up the rank's own indices and write zeros
     for the rest.
     """
-    spec, indexing = local.input_spec("self"), _Indexing(local.call["self"], local.call["indices"])
+    spec, indexing = local.input_spec("self"), _indexing_of(local.call)
     shard_dims = [dim for dim in indexing.indexed_dims if is_sharded(spec, dim)]
     if not shard_dims:
         return local.repeat()
@@ -134,19 +146,19 @@ def lower_index(local: LoweringContext) -> Any:
     indices, masks = list(local["indices"]), []
     for dim in shard_dims:
         index = _count_from_front(local, indices[dim], spec.shape[dim])
-        indices[dim], is_foreign = localize_indices(local, index, spec=spec, dim=dim)
-        masks.append(is_foreign)
-    return _zero_foreign_indexed(local, local.repeat(indices=indices), masks, indexing)
+        indices[dim], is_remote = localize_indices(local, index, spec=spec, dim=dim)
+        masks.append(is_remote)
+    return _zero_remote_selections(local, local.repeat(indices=indices), masks, indexing)
 
 
-def _count_from_front(local: LoweringContext, index: Any, size: int) -> Any:
-    write = local.builder.write
-    return write(aten.remainder.Scalar, index, size)
+def _count_from_front(local: LoweringContext, index: fx.Node, size: int) -> fx.Node:
+    """The index with negative elements replaced by those that count from the front."""
+    return local.builder.write(aten.remainder.Scalar, index, size)
 
 
-def _zero_foreign_indexed(
-    local: LoweringContext, result: Any, masks: list[Any], indexing: _Indexing
-) -> Any:
+def _zero_remote_selections(
+    local: LoweringContext, result: fx.Node, masks: list[fx.Node], indexing: _Indexing
+) -> fx.Node:
     dims_behind = len(local.outputs[0].shape) - indexing.first_index_dim - indexing.num_index_dims
     for mask in masks:
         for _ in range(dims_behind):
@@ -157,68 +169,60 @@ def _zero_foreign_indexed(
 
 @rule(aten.index_put.default)
 def shard_index_put(call: OpCall) -> Iterator[Strategy]:
-    indexing = _Indexing(call["self"], call["indices"])
-    if indexing.has_masks and call["values"].num_dims > 0:
+    indexing = _indexing_of(call)
+    if indexing.has_masks and call.tensor("values").num_dims > 0:
         return  # the number of values a mask takes is known only at run time
-    result = _indexed_spec(indexing)
+    indexed_shape = _indexed_shape(indexing)
     for dim, indexed_dim in indexing.untouched_dims():
-        values = broadcast_shard(call["values"], result, indexed_dim)
+        values = broadcast_shard(call["values"], indexed_shape, indexed_dim)
         yield make_strategy(call, {"self": Shard(dim), "values": values}, Shard(dim))
-    if can_be_partial_sum(call["self"]):
+    if can_be_partial_sum(call.tensor("self")):
         yield make_strategy(call, {"self": Partial(), "values": Partial()}, Partial())
     if indexing.has_masks:
         yield from _shard_masks(call)
-    elif call["accumulate"] and can_be_partial_sum(call["self"]):
-        yield from _shard_put_indices(call, indexing, result)
+    elif call["accumulate"] and can_be_partial_sum(call.tensor("self")):
+        yield from _shard_put_indices(call, indexing, indexed_shape)
 
 
-def _indexed_spec(indexing: _Indexing) -> TensorSpec:
-    """The shape of reading with the same indices, which the values are broadcast to."""
+def _indexed_shape(indexing: _Indexing) -> tuple[Size, ...]:
+    """The shape of reading with the same indices, which the values are broadcast to.
+
+    Masks select a number of elements that is not known; they count as 1.
+    """
     indices = [index for index in indexing.indices if index is not None and not _is_mask(index)]
-    index_shape = [
-        next(
-            (
-                index.shape[dim_from_end]
-                for index in indices
-                if _has_dim(index, dim_from_end) and index.shape[dim_from_end] != 1
-            ),
-            1,
-        )
-        for dim_from_end in range(-indexing.num_index_dims, 0)
-    ]
+    index_shape = broadcast_shape(
+        (1,) * indexing.num_index_dims, *(index.shape for index in indices)
+    )
     untouched_sizes = [
         size for dim, size in enumerate(indexing.source.shape) if dim not in indexing.indexed_dims
     ]
-    shape = (
+    return (
         *untouched_sizes[: indexing.first_index_dim],
         *index_shape,
         *untouched_sizes[indexing.first_index_dim :],
     )
-    return TensorSpec(shape, indexing.source.dtype)
-
-
-def _has_dim(spec: TensorSpec, dim_from_end: int) -> bool:
-    return spec.num_dims >= -dim_from_end
 
 
 def _shard_masks(call: OpCall) -> Iterator[Strategy]:
     """A scalar written where a mask is true, with the mask sharded like the tensor."""
     if len(call["indices"]) == 1:
         for dim in range(call["indices"][0].num_dims):
-            placements: dict[str, Any] = {"self": Shard(dim), "indices": Shard(dim)}
+            placements = {"self": Shard(dim), "indices": Shard(dim)}
             yield make_strategy(call, placements, Shard(dim))
 
 
-def _shard_put_indices(call: OpCall, indexing: _Indexing, result: TensorSpec) -> Iterator[Strategy]:
+def _shard_put_indices(
+    call: OpCall, indexing: _Indexing, indexed_shape: tuple[Size, ...]
+) -> Iterator[Strategy]:
     """Shard the indices of an accumulating write: ranks may add different values, which gives
     partial sums.
     """
     for dim in range(indexing.num_index_dims):
         index_placements = indexing.index_placements(dim)
-        values = broadcast_shard(call["values"], result, indexing.first_index_dim + dim)
+        values = broadcast_shard(call["values"], indexed_shape, indexing.first_index_dim + dim)
         if any(isinstance(placement, Shard) for placement in index_placements):
             for target in (Replicate(), Partial()):
-                placements: dict[str, Any] = {
+                placements: dict[str, PlacementOrList] = {
                     "self": target,
                     "indices": index_placements,
                     "values": values,
@@ -227,14 +231,13 @@ def _shard_put_indices(call: OpCall, indexing: _Indexing, result: TensorSpec) ->
 
 
 @lowering(aten.index_put.default)
-def lower_index_put(local: LoweringContext) -> Any:
+def lower_index_put(local: LoweringContext) -> fx.Node:
     return local.repeat(self=zero_except_first_rank(local, "self"))
 
 
 @rule(aten.gather.default)
 def shard_gather(call: OpCall) -> Iterator[Strategy]:
-    source, index = call["self"], call["index"]
-    indexed_dim = normalize_dim(call["dim"], source.num_dims)
+    source, index, indexed_dim = call.tensor("self"), call.tensor("index"), call.dim()
     if index.num_dims != source.num_dims:
         return  # a scalar and a vector, or an empty index
     for dim in range(source.num_dims):
@@ -243,20 +246,19 @@ def shard_gather(call: OpCall) -> Iterator[Strategy]:
         elif source.shape[dim] == index.shape[dim]:
             yield make_strategy(call, {"self": Shard(dim), "index": Shard(dim)}, Shard(dim))
     yield from _shard_indexed_dim(call, indexed_dim)
-    yield from propagate_partial_named(call, "self")
+    yield from propagate_partial(call, "self")
 
 
 @rule(aten.index_select.default)
 def shard_index_select(call: OpCall) -> Iterator[Strategy]:
-    source = call["self"]
-    if source.num_dims == 0 or call["index"].num_dims == 0:
+    source, indexed_dim = call.tensor("self"), call.dim()
+    if source.num_dims == 0 or call.tensor("index").num_dims == 0:
         return
-    indexed_dim = normalize_dim(call["dim"], source.num_dims)
     for dim in range(source.num_dims):
         placements = {"index": Shard(0)} if dim == indexed_dim else {"self": Shard(dim)}
         yield make_strategy(call, placements, Shard(dim))
     yield from _shard_indexed_dim(call, indexed_dim)
-    yield from propagate_partial_named(call, "self")
+    yield from propagate_partial(call, "self")
 
 
 @rule(aten.take_along_dim.default)
@@ -266,19 +268,19 @@ def shard_take_along_dim(call: OpCall) -> Iterator[Strategy]:
     """
     if call["dim"] is None:
         return
-    output, source, index = call.outputs[0], call["self"], call["indices"]
+    output = call.outputs[0]
     indexed_dim = normalize_dim(call["dim"], output.num_dims)
     for dim in range(output.num_dims):
         if dim == indexed_dim:
             yield make_strategy(call, {"indices": Shard(dim)}, Shard(dim))
         elif output.shape[dim] != 1:
             placements = {
-                "self": broadcast_shard(source, output, dim),
-                "indices": broadcast_shard(index, output, dim),
+                name: broadcast_shard(spec, output.shape, dim)
+                for name, spec in call.tensors.items()
             }
             yield make_strategy(call, placements, Shard(dim))
     yield from _shard_indexed_dim(call, indexed_dim)
-    yield from propagate_partial_named(call, "self")
+    yield from propagate_partial(call, "self")
 
 
 def _shard_indexed_dim(call: OpCall, dim: int) -> Iterator[Strategy]:
@@ -287,7 +289,7 @@ def _shard_indexed_dim(call: OpCall, dim: int) -> Iterator[Strategy]:
 
 
 @lowering(aten.gather.default, aten.take_along_dim.default)
-def lower_gather(local: LoweringContext) -> Any:
+def lower_gather(local: LoweringContext) -> fx.Node:
     spec, name = local.input_spec("self"), _index_name(local)
     if local["dim"] is None:
         return local.repeat()
@@ -296,27 +298,27 @@ def lower_gather(local: LoweringContext) -> Any:
         return local.repeat()
     if spec.local_shape(local.coordinate)[dim] == 0:
         return write_zeros(local, local["self"])
-    own_index, is_foreign = localize_indices(local, local[name], spec=spec, dim=dim)
-    return _zero_foreign(local, local.repeat(**{name: own_index}), is_foreign)
+    own_index, is_remote = localize_indices(local, local[name], spec=spec, dim=dim)
+    return _zero_remote(local, local.repeat(**{name: own_index}), is_remote)
 
 
 @lowering(aten.index_select.default)
-def lower_index_select(local: LoweringContext) -> Any:
+def lower_index_select(local: LoweringContext) -> fx.Node:
     spec = local.input_spec("self")
     dim = normalize_dim(local["dim"], len(spec.shape))
     if not is_sharded(spec, dim):
         return local.repeat()
     if spec.local_shape(local.coordinate)[dim] == 0:
         return write_zeros(local, local["self"])
-    own_index, is_foreign = localize_indices(local, local["index"], spec=spec, dim=dim)
+    own_index, is_remote = localize_indices(local, local["index"], spec=spec, dim=dim)
     shape = [-1] + [1] * (len(spec.shape) - 1 - dim)
-    mask = local.builder.write(aten.reshape.default, is_foreign, shape)
-    return _zero_foreign(local, local.repeat(index=own_index), mask)
+    mask = local.builder.write(aten.reshape.default, is_remote, shape)
+    return _zero_remote(local, local.repeat(index=own_index), mask)
 
 
 def _index_name(local: LoweringContext) -> str:
     return "index" if "index" in local.arguments else "indices"
 
 
-def _zero_foreign(local: LoweringContext, result: Any, is_foreign: Any) -> Any:
-    return local.builder.write(aten.masked_fill.Scalar, result, is_foreign, 0)
+def _zero_remote(local: LoweringContext, result: fx.Node, is_remote: fx.Node) -> fx.Node:
+    return local.builder.write(aten.masked_fill.Scalar, result, is_remote, 0)

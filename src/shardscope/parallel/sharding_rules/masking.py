@@ -5,7 +5,6 @@ local ones.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +15,6 @@ from shardscope.parallel.sharding_rules.context import (
     GraphBuilder,
     LoweringContext,
     OpCall,
-    TensorSpec,
 )
 from shardscope.plan.placements import (
     Partial,
@@ -101,7 +99,7 @@ def _slice(builder: GraphBuilder, value: fx.Node, dim: int, start: Size, end: Si
 
 
 def local_index(spec: ShardSpec, dim: int, *, index: int, coordinate: MeshCoordinate) -> int:
-    """The position in the rank's shard of a boundary between blocks of the full dim."""
+    """Where a boundary between blocks of the full dim, at `index`, is in the rank's shard."""
     size = spec.shape[dim]
     for placement, num_ranks, rank in zip(
         spec.placements, coordinate.sizes, coordinate.coordinates, strict=True
@@ -116,12 +114,14 @@ def local_index(spec: ShardSpec, dim: int, *, index: int, coordinate: MeshCoordi
 
 
 def can_select_locally(call: OpCall, dim: int) -> bool:
-    """Whether each rank should fill the elements that it holds, with zeros elsewhere, giving
-    partial sums.
+    """Whether to offer the strategy in which the indexed dim `dim` of `self` is sharded: each rank
+    selects the elements that it holds and writes zeros for the rest, and the result is partial.
 
-    Not if so much is selected that gathering the source costs less than the sum.
+    Not if so much is selected that all-reducing the result costs more than gathering `self`.
     """
-    source: TensorSpec = call["self"]
+    source = call.tensor("self")
+    if source.num_dims == 0:
+        return False  # torch also indexes scalars
     if source.dtype == torch.bool or not isinstance(source.shape[dim], int):
         return False
     num_selected, num_source = product(call.outputs[0].shape), product(source.shape)
@@ -130,37 +130,38 @@ def can_select_locally(call: OpCall, dim: int) -> bool:
 
 
 def zero_except_first_rank(local: LoweringContext, name: str) -> fx.Node:
-    """A replicated argument of a partial result: the argument on the axis's first rank, zeros on
-    the rest.
+    """The argument `name`, to which the op adds: where it is replicated and the result is partial,
+    zeros on all ranks of the axis but the first, so that the sum over the ranks has it once.
     """
     spec = local.input_spec(name)
     axes = zip(
         spec.placements, local.outputs[0].placements, local.coordinate.coordinates, strict=True
     )
-    is_counted_elsewhere = any(
+    is_on_earlier_rank = any(
         isinstance(placement, Replicate) and isinstance(result, Partial) and rank > 0
         for placement, result, rank in axes
     )
     argument: fx.Node = local[name]
-    return write_zeros(local, argument) if is_counted_elsewhere else argument
+    return write_zeros(local, argument) if is_on_earlier_rank else argument
 
 
 def localize_indices(
     local: LoweringContext, index: fx.Node, *, spec: ShardSpec, dim: int
-) -> tuple[Any, Any]:
-    """Indices into a full dim as indices into the rank's shard, and a mask of those outside of it.
+) -> tuple[fx.Node, fx.Node]:
+    """Converts indices into the full dim to indices into the rank's shard, and returns them with a
+    mask that is true where the element is on another rank.
 
-    Indices outside become 0, so the shard must not be empty.
+    Indices of elements on other ranks become 0, so the shard must not be empty.
     """
     start, size = spec.start(dim, local.coordinate), spec.local_shape(local.coordinate)[dim]
     write = local.builder.write
     own_index = write(aten.sub.Scalar, index, start)
-    is_foreign = write(
+    is_remote = write(
         aten.logical_or.default,
         write(aten.lt.Scalar, own_index, 0),
         write(aten.ge.Scalar, own_index, size),
     )
-    return write(aten.masked_fill.Scalar, own_index, is_foreign, 0), is_foreign
+    return write(aten.masked_fill.Scalar, own_index, is_remote, 0), is_remote
 
 
 def write_zeros(local: LoweringContext, like: fx.Node) -> fx.Node:

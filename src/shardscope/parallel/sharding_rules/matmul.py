@@ -3,84 +3,103 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
+    broadcast_shape,
+    broadcast_shards,
     can_be_sharded,
-    fill_replicated,
-    normalize_dim,
+    make_strategy,
     overloads,
-    partial_strategy,
-    shard_at,
+    safe_sqrt,
+    to_compute_dtype,
 )
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy
-from shardscope.parallel.sharding_rules.pointwise import broadcast_shards
-from shardscope.parallel.sharding_rules.precision import safe_sqrt, to_compute_dtype
+from shardscope.parallel.sharding_rules.context import OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
-from shardscope.plan.placements import Partial, Placement, Shard, Size
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
+
+aten = torch.ops.aten
 
 Labels = Sequence[str | None]
-"""A name for each dim of a tensor; None for one that is broadcast, which is never cut."""
+"""A name for each dim of a tensor, as in einsum; None for a dim that is broadcast, which is never
+sharded.
+"""
+
+_Operand = TypeVar("_Operand", str, int)  # an argument's name, or a position in a list of tensors
 
 
 def contraction_strategies(
-    call: OpCall, inputs: Sequence[Labels], output: Labels, *, bias_position: int | None = None
+    call: OpCall, labels: Mapping[str, Labels], output: Labels, *, bias: str | None = None
 ) -> Iterator[Strategy]:
-    """Shard along any label: if the result has it, the result is sharded; if it is summed, partial.
+    """Strategies of a product that is summed over the labels that `output` does not have.
 
-    `bias_position` is the position of an input that is added to the product and is not a factor of
-    it. If the product is partial, that input must be too, or every rank would add it.
+    For each label, all tensors that have it are sharded along it: if the output has the label, it
+    is sharded too, otherwise it is partial. And each factor may be partial. `labels` are those of
+    each tensor argument by name. `bias` names an argument that is added to the product: where the
+    output is partial, so must the bias be, or every rank would add it.
     """
-    factors = [position for position in range(len(inputs)) if position != bias_position]
-    bias_positions = [] if bias_position is None else [bias_position]
-    for label in dict.fromkeys(
-        label for factor in factors for label in inputs[factor] if label is not None
-    ):
-        placements = _placements_of_label(call, inputs, label)
+    shapes = {name: call.tensor(name).shape for name in labels}
+    for placements, result in _contract(shapes, labels, output, bias):
+        yield make_strategy(call, placements, result)
+
+
+def _contract(
+    shapes: Mapping[_Operand, Sequence[Size]],
+    labels: Mapping[_Operand, Labels],
+    output: Labels,
+    bias: _Operand | None = None,
+) -> Iterator[tuple[dict[_Operand, Placement], Placement]]:
+    """The placements of operands and of the output of each strategy; other operands are
+    replicated.
+    """
+    factors = [operand for operand in labels if operand != bias]
+    names = [label for factor in factors for label in labels[factor] if label is not None]
+    for label in dict.fromkeys(names):
+        placements = _shard_label(shapes, labels, label)
         if placements is None:
             continue
         is_summed = label not in output
-        if is_summed:
-            placements |= dict.fromkeys(bias_positions, Partial())
-        result = Partial() if is_summed else Shard(output.index(label))
-        yield Strategy(fill_replicated(placements, len(inputs)), (result,))
+        if is_summed and bias is not None:
+            placements[bias] = Partial()
+        yield placements, Partial() if is_summed else Shard(output.index(label))
     for factor in factors:
-        yield partial_strategy(call, factor, *bias_positions)
+        partial_operands = [factor] if bias is None else [factor, bias]
+        yield dict.fromkeys(partial_operands, Partial()), Partial()
 
 
-def broadcast_labels(
-    shape: Sequence[Size], output: Labels, broadcast_shape: Sequence[Size]
-) -> Labels:
-    """The labels of dims that are matched with the result's dims from the back."""
-    offset = len(output) - len(shape)
-    return [
-        output[dim + offset] if size == broadcast_shape[dim + offset] else None
-        for dim, size in enumerate(shape)
-    ]
-
-
-def _placements_of_label(
-    call: OpCall, inputs: Sequence[Labels], label: str
-) -> dict[int, Placement] | None:
-    """The placement of each input that has the label, sharded along it; None if it cannot be
+def _shard_label(
+    shapes: Mapping[_Operand, Sequence[Size]], labels: Mapping[_Operand, Labels], label: str
+) -> dict[_Operand, Placement] | None:
+    """The placement of each operand that has the label, sharded along it; None if it cannot be
     sharded.
     """
-    placements: dict[int, Placement] = {}
-    for position, labels in enumerate(inputs):
-        if list(labels).count(label) > 1:
+    placements: dict[_Operand, Placement] = {}
+    for operand, names in labels.items():
+        if list(names).count(label) > 1:
             return None  # a diagonal: both of its dims would have to be sharded at once
-        if label in labels:
-            dim = labels.index(label)
-            if not can_be_sharded(call.inputs[position].shape[dim]):
+        if label in names:
+            dim = names.index(label)
+            if not can_be_sharded(shapes[operand][dim]):
                 return None
-            placements[position] = Shard(dim)
+            placements[operand] = Shard(dim)
     return placements
 
 
-aten = torch.ops.aten
+def broadcast_labels(shape: Sequence[Size], output: Labels, output_shape: Sequence[Size]) -> Labels:
+    """The labels of a tensor that is broadcast to `output_shape`, whose dims have the labels
+    `output`.
+    """
+    offset = len(output) - len(shape)
+    return [
+        output[dim + offset] if size == output_shape[dim + offset] else None
+        for dim, size in enumerate(shape)
+    ]
+
 
 _PRODUCTS = {
     aten.mm.default: (["mk", "kn"], "mn"),
@@ -103,66 +122,67 @@ _SUMS = {
 @rule(*_PRODUCTS)
 def shard_mm(call: OpCall) -> Iterator[Strategy]:
     inputs, output = _PRODUCTS[call.op]
-    yield from contraction_strategies(call, [list(operand) for operand in inputs], list(output))
+    labels = dict(zip(call.tensors, inputs, strict=True))
+    yield from contraction_strategies(call, labels, output)
 
 
 @rule(*_SUMS)
 def shard_addmm(call: OpCall) -> Iterator[Strategy]:
     inputs, output = _SUMS[call.op]
-    bias_labels = broadcast_labels(call["self"].shape, list(output), call.outputs[0].shape)
-    labels = [bias_labels, *(list(operand) for operand in inputs)]
-    yield from contraction_strategies(call, labels, list(output), bias_position=0)
+    bias_labels = broadcast_labels(call.tensor("self").shape, output, call.outputs[0].shape)
+    labels = dict(zip(call.tensors, [bias_labels, *inputs], strict=True))
+    yield from contraction_strategies(call, labels, output, bias="self")
 
 
 @rule(*overloads("matmul", "linalg_matmul"))
 def shard_matmul(call: OpCall) -> Iterator[Strategy]:
     """Dims before the last two are batch dims, matched from the back."""
-    left, right = (spec.shape for spec in call.inputs)
+    left, right = call.tensor("self").shape, call.tensor("other").shape
     rows, columns = ["m"] * (len(left) > 1), ["n"] * (len(right) > 1)
     sizes = call.outputs[0].shape
     sizes = sizes[: len(sizes) - len(rows) - len(columns)]
     batch = [f"batch {dim}" for dim in range(len(sizes))]
-    inputs: list[Labels] = [
-        [*broadcast_labels(left[:-2], batch, sizes), *rows, "k"],
-        [*broadcast_labels(right[:-2], batch, sizes), "k", *columns],
-    ]
-    yield from contraction_strategies(call, inputs, [*batch, *rows, *columns])
+    labels: dict[str, Labels] = {
+        "self": [*broadcast_labels(left[:-2], batch, sizes), *rows, "k"],
+        "other": [*broadcast_labels(right[:-2], batch, sizes), "k", *columns],
+    }
+    yield from contraction_strategies(call, labels, [*batch, *rows, *columns])
 
 
 @rule(aten.linear.default)
 def shard_linear(call: OpCall) -> Iterator[Strategy]:
     """Batch dims and features. With a bias, features in are sharded by the decomposition."""
-    batch = [f"batch {dim}" for dim in range(call["input"].num_dims - 1)]
-    features = ["out"] * (call["weight"].num_dims - 1)
-    inputs: list[Labels] = [[*batch, "in"], [*features, "in"]]
+    batch = [f"batch {dim}" for dim in range(call.tensor("input").num_dims - 1)]
+    features = ["out"] * (call.tensor("weight").num_dims - 1)
+    output = [*batch, *features]
+    labels: dict[str, Labels] = {"input": [*batch, "in"], "weight": [*features, "in"]}
     if call["bias"] is None:
-        yield from contraction_strategies(call, inputs, [*batch, *features])
+        yield from contraction_strategies(call, labels, output)
     else:
-        yield from contraction_strategies(
-            call, [*inputs, features], [*batch, *features], bias_position=2
-        )
+        yield from contraction_strategies(call, {**labels, "bias": features}, output, bias="bias")
 
 
 @rule(aten.inner.default)
 def shard_inner(call: OpCall) -> Iterator[Strategy]:
-    num_left, num_right = (spec.num_dims for spec in call.inputs)
+    num_left, num_right = call.tensor("self").num_dims, call.tensor("other").num_dims
     if num_left and num_right:  # else it multiplies by a scalar
         left = [f"left {dim}" for dim in range(num_left - 1)]
         right = [f"right {dim}" for dim in range(num_right - 1)]
-        yield from contraction_strategies(call, [[*left, "k"], [*right, "k"]], [*left, *right])
+        labels = {"self": [*left, "k"], "other": [*right, "k"]}
+        yield from contraction_strategies(call, labels, [*left, *right])
 
 
 @rule(aten.tensordot.default)
 def shard_tensordot(call: OpCall) -> Iterator[Strategy]:
-    left = [f"left {dim}" for dim in range(call["self"].num_dims)]
-    right = [f"right {dim}" for dim in range(call["other"].num_dims)]
+    left = [f"left {dim}" for dim in range(call.tensor("self").num_dims)]
+    right = [f"right {dim}" for dim in range(call.tensor("other").num_dims)]
     for left_dim, right_dim in zip(call["dims_self"], call["dims_other"], strict=True):
         label = f"summed {normalize_dim(left_dim, len(left))}"
         left[normalize_dim(left_dim, len(left))] = right[normalize_dim(right_dim, len(right))] = (
             label
         )
     output = [label for label in (*left, *right) if not label.startswith("summed")]
-    yield from contraction_strategies(call, [left, right], output)
+    yield from contraction_strategies(call, {"self": left, "other": right}, output)
 
 
 @decomposition(aten.linear.default)
@@ -217,7 +237,7 @@ def _scaled_sum(bias: Tensor, beta: float, product: Tensor, alpha: float) -> Ten
     return weighted + (bias if beta == 1 else bias * beta)
 
 
-@rule(torch.ops.aten.einsum.default)
+@rule(aten.einsum.default)
 def shard_einsum(call: OpCall) -> Iterator[Strategy]:
     """Every label: of the result, which is then sharded, or summed, which makes the
     result partial.
@@ -225,14 +245,16 @@ def shard_einsum(call: OpCall) -> Iterator[Strategy]:
     shapes = [spec.shape for spec in call.inputs]
     names, output = _parse_equation(call["equation"], [len(shape) for shape in shapes])
     sizes = _label_sizes(names, shapes)
-    labels: list[Labels] = [
+    labels = [
         [
             name if size == sizes[name] else None
             for name, size in zip(operand_names, shape, strict=True)
         ]
         for operand_names, shape in zip(names, shapes, strict=True)
     ]
-    yield from contraction_strategies(call, labels, output)
+    for placements, result in _contract(dict(enumerate(shapes)), dict(enumerate(labels)), output):
+        operand_placements = [placements.get(at, Replicate()) for at in range(len(shapes))]
+        yield make_strategy(call, {"tensors": operand_placements}, result)
 
 
 def _parse_equation(
@@ -284,20 +306,21 @@ def _label_sizes(
 @rule(aten.cosine_similarity.default, aten.pairwise_distance.default)
 def shard_pairwise(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the one that the vectors are along."""
-    broadcast_shape = _broadcast_shape(call)
-    reduced_dim = normalize_dim(call.arguments.get("dim", -1), len(broadcast_shape))
+    shape = broadcast_shape(call.tensor("x1").shape, call.tensor("x2").shape)
+    reduced_dim = normalize_dim(call.arguments.get("dim", -1), len(shape))
     has_keepdim = call.arguments.get("keepdim", False)
-    for dim, inputs in broadcast_shards(call, broadcast_shape):
+    for dim, placements in broadcast_shards(call, shape):
         if dim != reduced_dim:
-            yield shard_at(call, inputs, {0: dim if has_keepdim or dim < reduced_dim else dim - 1})
+            output_dim = dim if has_keepdim or dim < reduced_dim else dim - 1
+            yield make_strategy(call, placements, Shard(output_dim))
 
 
 @rule(aten.linalg_cross.default)
 def shard_cross(call: OpCall) -> Iterator[Strategy]:
-    output_shape = call.outputs[0].shape
-    for dim, inputs in broadcast_shards(call, output_shape):
-        if dim != normalize_dim(call["dim"], len(output_shape)):
-            yield shard_at(call, inputs, {0: dim})
+    output = call.outputs[0]
+    for dim, placements in broadcast_shards(call, output.shape):
+        if dim != normalize_dim(call["dim"], output.num_dims):
+            yield make_strategy(call, placements, Shard(dim))
 
 
 @rule(aten.cdist.default)
@@ -305,14 +328,16 @@ def shard_cdist(call: OpCall) -> Iterator[Strategy]:
     """Rows with rows: dims before the last two are batch dims, matched from the back."""
     output_shape = call.outputs[0].shape
     batch = [f"batch {dim}" for dim in range(len(output_shape) - 2)]
-    names = [
-        [*_batch_labels(spec.shape, batch, output_shape), row_label, None]
-        for spec, row_label in zip(call.inputs, ("left", "right"), strict=True)
-    ]
-    for dim, name in enumerate([*batch, "left", "right"]):
-        inputs = {at: labels.index(name) for at, labels in enumerate(names) if name in labels}
+    labels = {
+        name: [*broadcast_labels(spec.shape[:-2], batch, output_shape[:-2]), name, None]
+        for name, spec in call.tensors.items()
+    }
+    for dim, label in enumerate([*batch, "x1", "x2"]):
+        placements = {
+            name: Shard(names.index(label)) for name, names in labels.items() if label in names
+        }
         if can_be_sharded(output_shape[dim]):
-            yield shard_at(call, inputs, {0: dim})
+            yield make_strategy(call, placements, Shard(dim))
 
 
 @decomposition(aten.cosine_similarity.default)
@@ -336,18 +361,3 @@ def decompose_pairwise_distance(
 def decompose_dist(self: Tensor, other: Tensor, p: float = 2) -> Tensor:
     distance: Tensor = torch.linalg.vector_norm(self - other, p)
     return distance
-
-
-def _broadcast_shape(call: OpCall) -> list[Size]:
-    """The shape that both inputs are broadcast to."""
-    shapes = [spec.shape for spec in call.inputs]
-    max_dims = max(len(shape) for shape in shapes)
-    padded = [(1,) * (max_dims - len(shape)) + tuple(shape) for shape in shapes]
-    return [
-        right_size if left_size == 1 else left_size
-        for left_size, right_size in zip(*padded, strict=True)
-    ]
-
-
-def _batch_labels(shape: Sequence[Size], batch: Labels, output_shape: Sequence[Size]) -> Labels:
-    return broadcast_labels(shape[:-2], batch, output_shape[:-2])

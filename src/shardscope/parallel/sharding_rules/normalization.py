@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
-    can_be_sharded,
-    leaves_some,
+    has_nonempty_shards,
     make_strategy,
-    shard_at,
+    shard_dims,
+    shardable_dims,
+    to_compute_dtype,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
-from shardscope.parallel.sharding_rules.precision import to_compute_dtype
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 from shardscope.plan.placements import Placement, Replicate, Shard, divides, product
 
@@ -49,15 +49,15 @@ def _uses_batch_statistics(call: OpCall) -> bool:
 def _shard_channels(call: OpCall) -> Iterator[Strategy]:
     """Every rank needs a nonempty shard of channels: torch does not normalize empty tensors."""
     placements = {name: Shard(0) for name in _PER_CHANNEL if name in call.arguments}
-    if leaves_some(call, call["input"].shape[1]):
+    if has_nonempty_shards(call, call.tensor("input").shape[1]):
         yield make_strategy(
             call, {"input": Shard(1), **placements}, _output_placements(call, Shard(1), Shard(0))
         )
 
 
 def _shard_samples(call: OpCall) -> Iterator[Strategy]:
-    for dim in range(call["input"].num_dims):
-        if dim != 1 and leaves_some(call, call["input"].shape[dim]):
+    for dim in range(call.tensor("input").num_dims):
+        if dim != 1 and has_nonempty_shards(call, call.tensor("input").shape[dim]):
             yield make_strategy(
                 call, {"input": Shard(dim)}, _output_placements(call, Shard(dim), Replicate())
             )
@@ -78,7 +78,7 @@ def shard_instance_norm(call: OpCall) -> Iterator[Strategy]:
     """
     has_running_stats = call["running_mean"] is not None
     if not (has_running_stats and call["use_input_stats"]):
-        if leaves_some(call, call["input"].shape[0]):
+        if has_nonempty_shards(call, call.tensor("input").shape[0]):
             yield make_strategy(call, {"input": Shard(0)}, Shard(0))
         yield from _shard_channels(call)
 
@@ -93,7 +93,7 @@ def decompose_batch_norm_functional(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Running statistics take the unbiased variance, the result the biased one, as in torch."""
     if not training:
         raise NotImplementedError
@@ -113,7 +113,7 @@ def decompose_batch_norm_without_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, ...]:
     result, mean, variance = _normalize(input, (weight, bias), eps)
     return result, mean, torch.rsqrt(variance + eps)
 
@@ -129,7 +129,7 @@ def decompose_batch_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     """Only without running statistics, which this op would write to; the functional op handles
     those.
     """
@@ -149,17 +149,18 @@ def decompose_instance_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     if running_mean is not None or not use_input_stats:
         raise NotImplementedError
-    return aten.group_norm(input, input.shape[1], weight, bias, eps)
+    result: Tensor = aten.group_norm(input, input.shape[1], weight, bias, eps)
+    return result
 
 
 def _normalize(
     input: Tensor, affine: tuple[Tensor | None, Tensor | None], eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and the batch's mean and variance, which are detached."""
-    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
+    wide = to_compute_dtype(input)
     dims = [dim for dim in range(input.dim()) if dim != 1]
     count = _num_samples(input)
     mean = wide.sum(dims, keepdim=True) / count
@@ -186,18 +187,18 @@ def shard_group_norm(call: OpCall) -> Iterator[Strategy]:
     yield make_strategy(call, {"input": Shard(0)}, Shard(0))
     num_groups = call.arguments.get("num_groups", call.arguments.get("group"))
     # If an earlier axis has sharded the channels, groups may no longer divide them.
-    if divides(call.num_ranks, num_groups) and divides(num_groups, call["input"].shape[1]):
+    if divides(call.num_ranks, num_groups) and divides(num_groups, call.tensor("input").shape[1]):
         placements = {"input": Shard(1), "weight": Shard(0), "bias": Shard(0)}
         yield make_strategy(call, placements, Shard(1), is_permutation_invariant=False)
 
 
 @lowering(aten.group_norm.default)
-def lower_group_norm(local: LoweringContext) -> Any:
+def lower_group_norm(local: LoweringContext) -> fx.Node:
     return local.repeat(num_groups=_num_local_groups(local, local["num_groups"]))
 
 
 @lowering(aten.native_group_norm.default)
-def lower_native_group_norm(local: LoweringContext) -> Any:
+def lower_native_group_norm(local: LoweringContext) -> fx.Node:
     shape, builder = local.outputs[0].local_shape(local.coordinate), local.builder
     return local.repeat(
         N=builder.size(shape[0]),
@@ -210,7 +211,7 @@ def lower_native_group_norm(local: LoweringContext) -> Any:
 def _num_local_groups(local: LoweringContext, num_groups: int) -> int:
     spec = local.input_spec("input")
     local_channels, num_channels = spec.local_shape(local.coordinate)[1], spec.shape[1]
-    assert num_groups * local_channels % num_channels == 0, "a rank has to hold entire groups"
+    assert num_groups * local_channels % num_channels == 0, "a rank has to hold complete groups"
     return int(num_groups * local_channels // num_channels)
 
 
@@ -222,9 +223,9 @@ def decompose_group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Any:
+) -> Tensor:
     """Sums over a group's channels and spatial dims, whichever of them are sharded."""
-    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
+    wide = to_compute_dtype(input)
     groups = wide.reshape(wide.shape[0], num_groups, -1, *wide.shape[2:])
     dims = list(range(2, groups.dim()))
     count = math.prod(groups.shape[2:])
@@ -245,10 +246,10 @@ def decompose_group_norm(
 )
 def shard_layer_norm(call: OpCall) -> Iterator[Strategy]:
     """Every dim before the normalized ones, for all outputs; weights are replicated."""
-    num_leading = call["input"].num_dims - len(call["normalized_shape"])
-    for dim in range(num_leading):
-        if can_be_sharded(call["input"].shape[dim]):
-            yield shard_at(call, {0: dim}, dict.fromkeys(range(len(call.outputs)), dim))
+    spec = call.tensor("input")
+    first_normalized = spec.num_dims - len(call["normalized_shape"])
+    dims = shardable_dims(spec, *range(first_normalized, spec.num_dims))
+    yield from shard_dims(call, "input", dims)
 
 
 @decomposition(aten.layer_norm.default)

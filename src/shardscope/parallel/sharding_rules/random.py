@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import sympy
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardscope._torch.export import expression_of
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
     make_strategy,
-    placements_of_argument,
     propagate_partial_sum,
+    shard_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, TensorSpec
 from shardscope.parallel.sharding_rules.masking import slice_shard
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
-from shardscope.plan.placements import Replicate, Shard
+from shardscope.plan.placements import Replicate
 
 aten = torch.ops.aten
 
 
-def is_random(op: Any) -> bool:
+def is_random(op: object) -> bool:
     """Whether the op draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
@@ -34,14 +34,13 @@ def shard_dropout(call: OpCall) -> Iterator[Strategy]:
     """Every dim; also partial sums, since each rank multiplies by a mask that all ranks can
     compute.
     """
-    for dim in range(call["input"].num_dims):
-        yield make_strategy(call, {"input": Shard(dim)}, Shard(dim))
+    yield from shard_dims(call, "input", range(call.tensor("input").num_dims))
     if len(call.outputs) == 1:
         yield from propagate_partial_sum(call, "input")
 
 
 @lowering(aten.dropout.default, aten.feature_dropout.default)
-def lower_dropout(local: LoweringContext) -> Any:
+def lower_dropout(local: LoweringContext) -> fx.Node:
     """The op applied to ones gives the scaled mask, of which the rank takes its shard."""
     if not local["train"]:
         return local.repeat()
@@ -55,7 +54,7 @@ def lower_dropout(local: LoweringContext) -> Any:
 
 
 @lowering(aten.native_dropout.default)
-def lower_native_dropout(local: LoweringContext) -> Any:
+def lower_native_dropout(local: LoweringContext) -> tuple[fx.Node, ...]:
     results = local.repeat(input=_write_ones(local))
     factor, mask = (
         slice_shard(
@@ -69,11 +68,11 @@ def lower_native_dropout(local: LoweringContext) -> Any:
     return local.builder.write(aten.mul.Tensor, local["input"], factor), mask
 
 
-def _write_ones(local: LoweringContext) -> Any:
+def _write_ones(local: LoweringContext) -> fx.Node:
     return local.builder.write(aten.ones_like.default, make_full_tensor(local, "input"))
 
 
-def make_full_tensor(local: LoweringContext, name: str) -> Any:
+def make_full_tensor(local: LoweringContext, name: str) -> fx.Node:
     """An uninitialized tensor with the full argument's shape and memory order, which orders random
     draws.
     """
@@ -108,15 +107,14 @@ _RANDOM_LIKE = (
 @rule(*_RANDOM_LIKE)
 def shard_random_like(call: OpCall) -> Iterator[Strategy]:
     """Only the shape and dtype of the tensor matter."""
-    (placement,) = placements_of_argument(call, "self")
-    for dim in range(call["self"].num_dims):
-        yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+    placement = call.placement_of("self")
+    yield from shard_dims(call, "self", range(call.tensor("self").num_dims))
     if placement != Replicate():
         yield make_strategy(call, {"self": placement}, Replicate(), is_permutation_invariant=False)
 
 
 @lowering(*_RANDOM_LIKE)
-def lower_random_like(local: LoweringContext) -> Any:
+def lower_random_like(local: LoweringContext) -> fx.Node:
     full_tensor = make_full_tensor(local, "self")
     return slice_shard(
         local.builder,
@@ -130,19 +128,19 @@ def lower_random_like(local: LoweringContext) -> Any:
 def shard_rrelu(call: OpCall) -> Iterator[Strategy]:
     """Only in evaluation: torch tags it as pointwise, but in training its slopes are random."""
     if not call["training"]:
-        for dim in range(call["self"].num_dims):
-            yield make_strategy(call, {"self": Shard(dim)}, Shard(dim))
+        yield from shard_dims(call, "self", range(call.tensor("self").num_dims))
 
 
 @decomposition(aten.alpha_dropout.default)
-def decompose_alpha_dropout(input: Tensor, p: float, train: bool) -> Any:
+def decompose_alpha_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """Dropped values become a constant; the result is scaled to preserve mean and variance."""
     if not train or p in (0, 1) or input.device.type not in ("cpu", "meta"):
         raise NotImplementedError  # on other devices dropout draws differently from this op
     dropped = 1.7580993408473766  # the negated limit of SELU
     scale = 1 / math.sqrt((dropped * dropped * p + 1) * (1 - p))
-    keep_mask = (aten.dropout(torch.ones_like(input), p, True) != 0).to(input.dtype)
-    return input * (keep_mask * scale) + ((keep_mask - 1) * dropped * scale + dropped * scale * p)
+    keep_mask: Tensor = (aten.dropout(torch.ones_like(input), p, True) != 0).to(input.dtype)
+    shift = (keep_mask - 1) * dropped * scale + dropped * scale * p
+    return input * (keep_mask * scale) + shift
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:

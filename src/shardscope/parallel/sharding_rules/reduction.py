@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
+    Dims,
     can_be_sharded,
-    normalize_dim,
+    detached_max,
+    has_nonempty_shards,
+    make_strategy,
     normalize_dims,
     overloads,
     partial_strategy,
-    shard_at,
-    source_dims,
-)
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
-from shardscope.parallel.sharding_rules.precision import (
-    Dims,
-    detached_max,
     safe_sqrt,
+    shard_dims,
+    shardable_dims,
+    source_dims,
     to_compute_dtype,
     to_real_dtype,
 )
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
-from shardscope.plan.placements import Partial, Reduction, Shard, product, shard_size
+from shardscope.plan.placements import Partial, Reduction, Shard, product
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
@@ -46,17 +47,17 @@ _MIN_OPS = (aten.amin.default, aten.min.default)
 def shard_remaining_dims(call: OpCall) -> Iterator[Strategy]:
     """Every dim that is not reduced. Reduced dims are replicated."""
     for new, old in source_dims(call).items():
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, dict.fromkeys(range(len(call.outputs)), new))
+        if can_be_sharded(call.tensor("self").shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
 
 
 @rule(*_SUMS, *_MEANS)
 def shard_sum(call: OpCall) -> Iterator[Strategy]:
     yield from shard_remaining_dims(call)
     yield from _shard_reduced_dims(call, "sum")
-    before, after = call.inputs[0].dtype, call.outputs[0].dtype
+    before, after = call.tensor("self").dtype, call.outputs[0].dtype
     if before != torch.bool and torch.promote_types(before, after) == after:
-        yield partial_strategy(call, 0)
+        yield partial_strategy(call, "self")
 
 
 @rule(aten.nansum.default, *overloads("count_nonzero"))
@@ -74,8 +75,8 @@ def shard_max_min(call: OpCall) -> Iterator[Strategy]:
     if not _is_differentiated(call):
         reduction: Reduction = "max" if call.op in _MAX_OPS else "min"
         yield from _shard_reduced_dims(call, reduction)
-        if not call.inputs[0].dtype.is_complex:
-            yield partial_strategy(call, 0, reduction=reduction)
+        if not call.tensor("self").dtype.is_complex:
+            yield partial_strategy(call, "self", reduction=reduction)
 
 
 @rule(aten.aminmax.default)
@@ -91,23 +92,21 @@ def shard_any_all(call: OpCall) -> Iterator[Strategy]:
     yield from shard_remaining_dims(call)
     reduction: Reduction = "max" if "any" in str(call.op) else "min"
     yield from _shard_reduced_dims(call, reduction)
-    if call.inputs[0].dtype == torch.bool:
-        yield partial_strategy(call, 0, reduction=reduction)
+    if call.tensor("self").dtype == torch.bool:
+        yield partial_strategy(call, "self", reduction=reduction)
 
 
 @rule(*overloads("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"))
 def shard_cumulative(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the cumulative one."""
-    spec = call.inputs[0]
-    for dim, size in enumerate(spec.shape):
-        if dim != normalize_dim(call["dim"], spec.num_dims) and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, dict.fromkeys(range(len(call.outputs)), dim))
+    spec = call.tensor("self")
+    yield from shard_dims(call, "self", shardable_dims(spec, call.dim()))
     if call.op is aten.cumsum.default and spec.dtype != torch.bool:
-        yield partial_strategy(call, 0)
+        yield partial_strategy(call, "self")
 
 
 @lowering(*_MEANS)
-def lower_mean(local: LoweringContext) -> Any:
+def lower_mean(local: LoweringContext) -> fx.Node:
     """The rank's term of a mean over a sharded dim: the shard's sum over the number of all
     elements.
     """
@@ -128,26 +127,17 @@ def lower_mean(local: LoweringContext) -> Any:
 
 
 def _shard_reduced_dims(call: OpCall, *reductions: Reduction) -> Iterator[Strategy]:
-    remaining_dims = set(source_dims(call).values())
-    for dim, size in enumerate(call.inputs[0].shape):
-        if (
-            dim not in remaining_dims
-            and can_be_sharded(size)
-            and _has_nonempty_shards(call, dim, reductions)
-        ):
-            yield Strategy((Shard(dim),), tuple(Partial(reduction) for reduction in reductions))
-
-
-def _has_nonempty_shards(call: OpCall, dim: int, reductions: tuple[Reduction, ...]) -> bool:
-    """Whether every rank can reduce its shard: an empty one has a sum, zero, but no maximum."""
-    size = call.inputs[0].shape[dim]
-    if reductions == ("sum",) or not isinstance(size, int):
-        return True
-    return shard_size(size, call.num_ranks, call.num_ranks - 1) > 0
+    """Each reduced dim; the outputs are partial with these reductions, one for each output."""
+    spec = call.tensor("self")
+    for dim in shardable_dims(spec, *source_dims(call).values()):
+        # An empty shard has a sum, zero, but no maximum.
+        if reductions == ("sum",) or has_nonempty_shards(call, spec.shape[dim]):
+            partials = [Partial(reduction) for reduction in reductions]
+            yield make_strategy(call, {"self": Shard(dim)}, partials)
 
 
 def _is_differentiated(call: OpCall) -> bool:
-    return call.is_training and call.inputs[0].dtype.is_floating_point
+    return call.is_training and call.tensor("self").dtype.is_floating_point
 
 
 def _var_mean(
@@ -193,41 +183,44 @@ def _moments(
     return var, mean if keepdim or not dims else mean.squeeze(dims)
 
 
-def _num_elements(tensor: Tensor, dims: list[int]) -> Any:
+def _num_elements(tensor: Tensor, dims: list[int]) -> int:
     count = 1
     for dim in dims:
         count = count * tensor.shape[dim]
     return count
 
 
-def _register_variance(packet: Any, decompose: Callable[..., Any]) -> None:
-    """Register the decomposition for all three overloads of a statistic."""
+def _register_variance(name: str, decompose: Callable[..., Tensor | tuple[Tensor, Tensor]]) -> None:
+    """Register the decomposition for all three overloads of the statistic `name`."""
+    packet = getattr(aten, name)
 
     @decomposition(packet.default)
-    def of_all(self: Tensor, unbiased: bool = True) -> Any:
+    def of_all(self: Tensor, unbiased: bool = True) -> Tensor | tuple[Tensor, Tensor]:
         return decompose(self, correction=int(unbiased))
 
     @decomposition(packet.dim)
-    def along_dims(self: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Any:
+    def along_dims(
+        self: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         return decompose(self, dim, correction=int(unbiased), keepdim=keepdim)
 
     decomposition(packet.correction)(decompose)
 
 
-_register_variance(aten.var_mean, _var_mean)
-_register_variance(aten.std_mean, _std_mean)
-_register_variance(aten.var, _var)
-_register_variance(aten.std, _std)
+_register_variance("var_mean", _var_mean)
+_register_variance("std_mean", _std_mean)
+_register_variance("var", _var)
+_register_variance("std", _std)
 
 
 @decomposition(aten.logsumexp.default, aten.special_logsumexp.default)
 def decompose_logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     dims = normalize_dims(dim, self.dim())
     wide = to_compute_dtype(self)
-    peak = detached_max(wide, dims)
+    maximum = detached_max(wide, dims)
     # An infinite maximum would make the difference nan.
-    peak = torch.where(peak.abs() == inf, 0.0, peak)
-    result = (wide - peak).exp().sum(dims, keepdim=True).log() + peak
+    maximum = torch.where(maximum.abs() == inf, 0.0, maximum)
+    result = (wide - maximum).exp().sum(dims, keepdim=True).log() + maximum
     return (result if keepdim or not dims else result.squeeze(dims)).to(self.dtype)
 
 
@@ -291,47 +284,53 @@ def _norm(magnitudes: Tensor, order: float, dims: list[int], keepdim: bool) -> T
 _Reduce = Callable[..., Tensor]
 
 
-def _register_argmax(values: Any, packet: Any, indices: Any, peak: _Reduce) -> None:
-    """Register the decompositions of amax, max and argmax, or of amin, min and argmin."""
+def _register_argmax(name: Literal["max", "min"], find_extreme: _Reduce) -> None:
+    """Register the decompositions of amax, max and argmax, or of amin, min and argmin.
 
-    @decomposition(values)
+    `find_extreme` is torch.amax or torch.amin.
+    """
+    packet = getattr(aten, name)
+
+    @decomposition(getattr(aten, f"a{name}").default)
     def among_dims(self: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
-        return _mean_of_extremes(self, normalize_dims(dim, self.dim()), keepdim, peak)
+        return _mean_of_extremes(self, normalize_dims(dim, self.dim()), keepdim, find_extreme)
 
     @decomposition(packet.default)
     def among_all(self: Tensor) -> Tensor:
-        return _mean_of_extremes(self, normalize_dims(None, self.dim()), False, peak)
+        return _mean_of_extremes(self, normalize_dims(None, self.dim()), False, find_extreme)
 
     @decomposition(packet.dim)
     def along_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         """The value at the first index, which alone gets the gradient."""
-        candidates, first = _find_first(self, normalize_dim(dim, self.dim()), peak)
+        candidates, first = _find_first(self, normalize_dim(dim, self.dim()), find_extreme)
         value = torch.where(candidates == first, self, 0).sum(dim, keepdim).to(self.dtype)
         return value, first if keepdim else first.squeeze(dim)
 
-    @decomposition(indices)
+    @decomposition(getattr(aten, f"arg{name}").default)
     def index(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            first = _find_first(self.reshape(-1), 0, peak)[1]
+            first = _find_first(self.reshape(-1), 0, find_extreme)[1]
             return first.reshape([1] * self.dim() if keepdim else [])
-        first = _find_first(self, normalize_dim(dim, self.dim()), peak)[1]
+        first = _find_first(self, normalize_dim(dim, self.dim()), find_extreme)[1]
         return first if keepdim else first.squeeze(dim)
 
 
-def _mean_of_extremes(tensor: Tensor, dims: list[int], keepdim: bool, peak: _Reduce) -> Tensor:
+def _mean_of_extremes(
+    tensor: Tensor, dims: list[int], keepdim: bool, find_extreme: _Reduce
+) -> Tensor:
     """The maximum as the mean of all elements equal to it, which share its gradient as in torch."""
     if not tensor.is_floating_point():
-        return peak(tensor, dims, keepdim)
-    is_extreme = _is_extreme(tensor, peak(tensor.detach(), dims, True))
+        return find_extreme(tensor, dims, keepdim)
+    is_extreme = _is_extreme(tensor, find_extreme(tensor.detach(), dims, True))
     return torch.where(is_extreme, tensor, 0.0).sum(dims, keepdim) / is_extreme.sum(dims, keepdim)
 
 
-def _find_first(tensor: Tensor, dim: int, peak: _Reduce) -> tuple[Tensor, Tensor]:
+def _find_first(tensor: Tensor, dim: int, find_extreme: _Reduce) -> tuple[Tensor, Tensor]:
     """The index of each maximum, or the dim's size elsewhere; and the first such index."""
     size = tensor.shape[dim]
     indices = torch.arange(size, device=tensor.device)
     indices = indices.reshape([-1] + [1] * (tensor.dim() - dim - 1))
-    is_extreme = _is_extreme(tensor, peak(tensor.detach(), dim, True))
+    is_extreme = _is_extreme(tensor, find_extreme(tensor.detach(), dim, True))
     candidates = torch.where(is_extreme, indices, size)
     return candidates, candidates.amin(dim, keepdim=True)
 
@@ -342,5 +341,5 @@ def _is_extreme(tensor: Tensor, extreme: Tensor) -> Tensor:
     return is_equal | tensor.isnan() if tensor.is_floating_point() else is_equal
 
 
-_register_argmax(aten.amax.default, aten.max, aten.argmax.default, torch.amax)
-_register_argmax(aten.amin.default, aten.min, aten.argmin.default, torch.amin)
+_register_argmax("max", torch.amax)
+_register_argmax("min", torch.amin)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
+from torch import fx
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
     blocks_of,
     can_be_partial_sum,
     make_strategy,
-    normalize_dim,
-    placements_of_argument,
-    propagate_partial_named,
+    propagate_partial,
+    shard_dims,
     shard_in_blocks,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.context import (
+    LoweringContext,
+    OpCall,
+    TensorSpec,
+    normalize_dim,
+)
 from shardscope.parallel.sharding_rules.masking import is_sharded, local_index
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
@@ -43,23 +48,18 @@ _SPLITS = (
 
 @rule(*_SLICES)
 def shard_slice(call: OpCall) -> Iterator[Strategy]:
-    dim, (placement,) = _dim(call), placements_of_argument(call, "self")
-    is_all = not call["start"] and call.outputs[0].shape[dim] == call["self"].shape[dim]
-    for other_dim in range(call["self"].num_dims):
-        if other_dim != dim or is_all:
-            yield make_strategy(call, {"self": Shard(other_dim)}, Shard(other_dim))
-    yield from propagate_partial_named(call, "self")
+    dim, placement = call.dim(), call.placement_of("self")
+    spec = call.tensor("self")
+    is_all = not call["start"] and call.outputs[0].shape[dim] == spec.shape[dim]
+    yield from shard_dims(call, "self", range(spec.num_dims) if is_all else spec.dims_except(dim))
+    yield from propagate_partial(call, "self")
     if is_all or not isinstance(placement, Shard) or placement.dim != dim:
         return
     bounds = _bounds(call)
     if bounds is not None:
         if not _is_from_the_end(call):  # a later axis may shard the end that it counts from
             yield from _shard_blocks(call, placement, [bounds])
-        if (
-            placement.is_plain
-            and can_be_partial_sum(call["self"])
-            and _is_partial_cheaper(call, bounds)
-        ):
+        if placement.is_plain and can_be_partial_sum(spec) and _is_partial_cheaper(call, bounds):
             yield make_strategy(
                 call, {"self": placement}, Partial(), is_permutation_invariant=False
             )
@@ -67,18 +67,12 @@ def shard_slice(call: OpCall) -> Iterator[Strategy]:
 
 @rule(*_SPLITS)
 def shard_split(call: OpCall) -> Iterator[Strategy]:
-    dim, (placement,) = _dim(call), placements_of_argument(call, "self")
-    for other_dim in range(call["self"].num_dims):
-        if other_dim != dim:
-            yield make_strategy(call, {"self": Shard(other_dim)}, Shard(other_dim))
-    yield from propagate_partial_named(call, "self")
+    dim, placement = call.dim(), call.placement_of("self")
+    yield from shard_dims(call, "self", call.tensor("self").dims_except(dim))
+    yield from propagate_partial(call, "self")
     if isinstance(placement, Shard) and placement.dim == dim:
         ends = list(accumulate(output.shape[dim] for output in call.outputs))
         yield from _shard_blocks(call, placement, list(zip([0, *ends], ends, strict=False)))
-
-
-def _dim(call: OpCall) -> int:
-    return normalize_dim(call["dim"], call["self"].num_dims)
 
 
 def _bounds(call: OpCall) -> tuple[int, int] | None:
@@ -87,8 +81,8 @@ def _bounds(call: OpCall) -> tuple[int, int] | None:
     Sizes are those after earlier axes, but bounds refer to the full dim: if they are inconsistent,
     an earlier axis has sharded the dim.
     """
-    size: Size = call["self"].shape[_dim(call)]
-    start: Any = call["start"] or 0
+    size: Size = call.tensor("self").shape[call.dim()]
+    start: Size = call["start"] or 0
     if "length" in call.arguments:
         end, step = start + call["length"], 1
     else:
@@ -97,7 +91,7 @@ def _bounds(call: OpCall) -> tuple[int, int] | None:
         return None
     start, end = (bound + size if bound < 0 else bound for bound in (start, end))
     end = size if end == _END else end
-    is_fitting = 0 <= start <= end <= size and end - start == call.outputs[0].shape[_dim(call)]
+    is_fitting = 0 <= start <= end <= size and end - start == call.outputs[0].shape[call.dim()]
     return (start, end) if is_fitting else None
 
 
@@ -106,23 +100,24 @@ def _is_from_the_end(call: OpCall) -> bool:
 
 
 def _is_partial_cheaper(call: OpCall, bounds: tuple[int, int]) -> bool:
-    """Whether to return partial sums: an all-reduce costs twice a gather, so the slice has to be
-    small.
+    """Whether to slice a sharded dim with a partial result, to which each rank contributes the
+    elements that it holds. An all-reduce costs twice a gather, so the slice must be at most half.
 
-    And it must not be mistaken by a later axis for a slice of the first rank's shard.
+    Not if the slice is within the first rank's shard: to rules of later mesh axes, which see sizes
+    of shards, it would look like a slice of every shard.
     """
-    size, (start, end) = call["self"].shape[_dim(call)], bounds
+    size, (start, end) = call.tensor("self").shape[call.dim()], bounds
     is_in_first_shard = not _is_from_the_end(call) and end * call.num_ranks <= size
     return bool(2 * (end - start) <= size) and not is_in_first_shard
 
 
 def _shard_blocks(
-    call: OpCall, shard: Shard, bounds: Sequence[tuple[Any, Any]]
+    call: OpCall, shard: Shard, bounds: Sequence[tuple[Size, Size]]
 ) -> Iterator[Strategy]:
-    """Complete blocks of a dim that is sharded in blocks: every rank has its shard of
-    each block.
+    """If the dim is sharded in blocks, and `bounds` (the start and end of each output) are
+    boundaries of blocks: every rank slices its own shards of these blocks.
     """
-    blocks = blocks_of(shard, call["self"].shape[shard.dim])
+    blocks = blocks_of(shard, call.tensor("self").shape[shard.dim])
     if blocks is None:
         return
     edges = [0, *accumulate(blocks)]
@@ -137,8 +132,8 @@ def _shard_blocks(
 
 
 @lowering(*_SLICES)
-def lower_slice(local: LoweringContext) -> Any:
-    dim, spec = _dim(local.call), local.input_spec("self")
+def lower_slice(local: LoweringContext) -> fx.Node:
+    dim, spec = local.call.dim(), local.input_spec("self")
     if not is_sharded(spec, dim):
         return local.repeat()
     if spec.shape[dim] == local.outputs[0].shape[dim]:
@@ -165,9 +160,9 @@ def _placements_along(spec: ShardSpec, dim: int, target_spec: ShardSpec) -> list
     ]
 
 
-def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> Any:
+def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> fx.Node:
     """The part of the slice that this rank holds, padded with zeros."""
-    dim, spec = _dim(local.call), local.input_spec("self")
+    dim, spec = local.call.dim(), local.input_spec("self")
     first = spec.start(dim, local.coordinate)
     last = first + spec.local_shape(local.coordinate)[dim]
     start = min(max(bounds[0], first), bounds[1])
@@ -181,8 +176,8 @@ def _lower_local_part(local: LoweringContext, bounds: tuple[int, int]) -> Any:
 
 
 @lowering(*_SPLITS)
-def lower_split(local: LoweringContext) -> Any:
-    dim = _dim(local.call)
+def lower_split(local: LoweringContext) -> fx.Node:
+    dim = local.call.dim()
     if not is_sharded(local.input_spec("self"), dim):
         return local.repeat()
     sizes = [local.output_shape(index)[dim] for index in range(len(local.outputs))]
@@ -191,31 +186,30 @@ def lower_split(local: LoweringContext) -> Any:
 
 @rule(aten.select.int)
 def shard_select(call: OpCall) -> Iterator[Strategy]:
-    dim = _dim(call)
+    dim = call.dim()
     yield from _shard_unselected_dims(call, dim)
-    is_known = isinstance(call["self"].shape[dim], int) and isinstance(call["index"], int)
-    if is_known and can_be_partial_sum(call["self"]):
+    spec = call.tensor("self")
+    is_known = isinstance(spec.shape[dim], int) and isinstance(call["index"], int)
+    if is_known and can_be_partial_sum(spec):
         yield make_strategy(call, {"self": Shard(dim)}, Partial(), is_permutation_invariant=False)
 
 
 @rule(aten.unbind.int)
 def shard_unbind(call: OpCall) -> Iterator[Strategy]:
-    yield from _shard_unselected_dims(call, _dim(call))
+    yield from _shard_unselected_dims(call, call.dim())
 
 
 def _shard_unselected_dims(call: OpCall, dim: int) -> Iterator[Strategy]:
-    for other_dim in range(call["self"].num_dims):
-        if other_dim != dim:
-            yield make_strategy(
-                call, {"self": Shard(other_dim)}, Shard(other_dim - (other_dim > dim))
-            )
-    yield from propagate_partial_named(call, "self")
+    for input_dim in call.tensor("self").dims_except(dim):
+        output_dim = input_dim - (input_dim > dim)
+        yield make_strategy(call, {"self": Shard(input_dim)}, Shard(output_dim))
+    yield from propagate_partial(call, "self")
 
 
 @lowering(aten.select.int)
-def lower_select(local: LoweringContext) -> Any:
+def lower_select(local: LoweringContext) -> fx.Node:
     """The rank that holds the index returns the values there, the rest return zeros."""
-    dim, spec = _dim(local.call), local.input_spec("self")
+    dim, spec = local.call.dim(), local.input_spec("self")
     if not is_sharded(spec, dim):
         return local.repeat()
     start, size = spec.start(dim, local.coordinate), spec.local_shape(local.coordinate)[dim]
@@ -246,45 +240,40 @@ def shard_vstack(call: OpCall) -> Iterator[Strategy]:
         yield from _shard_cat(call, 0)
     elif _have_dims(call, 1):
         yield make_strategy(call, {"tensors": Shard(0)}, Shard(1))
-        yield from propagate_partial_named(call, "tensors")
+        yield from propagate_partial(call, "tensors")
 
 
 @rule(aten.stack.default)
 def shard_stack(call: OpCall) -> Iterator[Strategy]:
     new = normalize_dim(call["dim"], call.outputs[0].num_dims)
-    for dim in range(call["tensors"][0].num_dims):
+    for dim in range(call.inputs[0].num_dims):
         yield make_strategy(call, {"tensors": Shard(dim)}, Shard(dim + (dim >= new)))
-    yield from propagate_partial_named(call, "tensors")
+    yield from propagate_partial(call, "tensors")
 
 
 def _have_dims(call: OpCall, num_dims: int) -> bool:
-    return all(spec.num_dims == num_dims for spec in call["tensors"])
+    return all(spec.num_dims == num_dims for spec in call.inputs)
 
 
 def _shard_cat(call: OpCall, cat_dim: int) -> Iterator[Strategy]:
-    for dim in range(call.outputs[0].num_dims):
-        if dim != cat_dim:
-            placements = [_shard_unless_empty(spec, Shard(dim)) for spec in call["tensors"]]
-            yield make_strategy(call, {"tensors": placements}, Shard(dim))
-    yield from propagate_partial_named(call, "tensors")
+    for dim in call.outputs[0].dims_except(cat_dim):
+        placements = [_shard_unless_empty(spec, Shard(dim)) for spec in call.inputs]
+        yield make_strategy(call, {"tensors": placements}, Shard(dim))
+    yield from propagate_partial(call, "tensors")
     yield from _shard_cat_dim(call, cat_dim)
 
 
 def _shard_unless_empty(spec: TensorSpec, shard: Shard) -> Placement:
-    """torch skips empty vectors when it concatenates tensors of any number of dims."""
+    """Replicate for an empty vector, which torch.cat skips whatever dims the other tensors have."""
     return Replicate() if spec.shape == (0,) else shard
 
 
 def _shard_cat_dim(call: OpCall, dim: int) -> Iterator[Strategy]:
     """Each tensor is a block of the result, or several blocks if it is sharded in blocks."""
-    contiguous: list[Placement] = [
-        _shard_unless_empty(spec, Shard(dim)) for spec in call["tensors"]
-    ]
+    contiguous: list[Placement] = [_shard_unless_empty(spec, Shard(dim)) for spec in call.inputs]
     input_placements = [
         placement if isinstance(placement, Shard) and placement.dim == dim else default
-        for placement, default in zip(
-            placements_of_argument(call, "tensors"), contiguous, strict=True
-        )
+        for placement, default in zip(call.input_placements, contiguous, strict=True)
     ]
     yield from _shard_symbolic_cat_dim(call, dim, contiguous)
     for placements in (
@@ -304,7 +293,7 @@ def _shard_symbolic_cat_dim(
     call: OpCall, dim: int, placements: list[Placement]
 ) -> Iterator[Strategy]:
     """Blocks of a symbolic size, if all are equal."""
-    sizes = {spec.shape[dim] for spec in call["tensors"] if spec.num_dims > dim}
+    sizes = {spec.shape[dim] for spec in call.inputs if spec.num_dims > dim}
     if len(sizes) == 1 and not isinstance(sizes.pop(), int):
         output_shard = Shard(dim, outer=len(placements))
         yield make_strategy(
@@ -314,7 +303,7 @@ def _shard_symbolic_cat_dim(
 
 def _block_sizes(call: OpCall, placements: list[Placement]) -> list[int] | None:
     blocks: list[int] = []
-    for spec, placement in zip(call["tensors"], placements, strict=True):
+    for spec, placement in zip(call.inputs, placements, strict=True):
         if isinstance(placement, Shard):
             tensor_blocks = blocks_of(placement, spec.shape[placement.dim])
             if tensor_blocks is None:

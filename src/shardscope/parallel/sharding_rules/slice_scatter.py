@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch import fx
 
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
     make_strategy,
-    normalize_dim,
     partial_strategy,
-    shard_at,
+    shardable_dims,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 from shardscope.plan.placements import Shard, Size
@@ -24,29 +24,30 @@ aten = torch.ops.aten
 _END = 2**63 - 1
 
 
-def shard_written_dim(call: OpCall, along: int) -> Iterator[Strategy]:
+def shard_written_dim(call: OpCall, written_dim: int) -> Iterator[Strategy]:
     """Shard the dim that is written to; the written values are replicated."""
     names = [name for name in ("start", "end", "index") if call.arguments.get(name) is not None]
-    sizes: list[Size] = [call["self"].shape[along], *(call[name] for name in names)]
+    sizes: list[Size] = [call.tensor("self").shape[written_dim], *(call[name] for name in names)]
     is_known = all(isinstance(size, int) for size in sizes)
-    if is_known and ("index" in names or _is_proper_slice(call, along)):
+    if is_known and ("index" in names or _is_proper_slice(call, written_dim)):
         yield make_strategy(
-            call, {"self": Shard(along)}, Shard(along), is_permutation_invariant=False
+            call, {"self": Shard(written_dim)}, Shard(written_dim), is_permutation_invariant=False
         )
 
 
-def _is_proper_slice(call: OpCall, along: int) -> bool:
-    """Whether the slice is a part of the dim, also as earlier and later axes see it.
+def _is_proper_slice(call: OpCall, written_dim: int) -> bool:
+    """Whether the slice is certainly a part of the dim, and not all of it.
 
-    Sizes are those after earlier axes, but bounds refer to the full dim. A slice as large as the
-    remaining size, or as a shard of it, could be mistaken for all of it.
+    Bounds refer to the full dim, but sizes are those of the shards of earlier mesh axes. A slice as
+    large as the dim's size, or as a shard of it, could be all of the dim for some axis.
     """
-    size, shard = call["self"].shape[along], -(-call["self"].shape[along] // call.num_ranks)
-    return call["step"] == 1 and call["src"].shape[along] not in (size, shard)
+    size = call.tensor("self").shape[written_dim]
+    shard = -(-size // call.num_ranks)
+    return call["step"] == 1 and call.tensor("src").shape[written_dim] not in (size, shard)
 
 
 @lowering(aten.select_scatter.default)
-def lower_select_scatter(local: LoweringContext) -> Any:
+def lower_select_scatter(local: LoweringContext) -> fx.Node:
     """Write a slice of size 1; on other ranks one of size 0, so that the written values have a
     gradient there.
     """
@@ -64,7 +65,7 @@ def lower_select_scatter(local: LoweringContext) -> Any:
 
 
 @lowering(aten.slice_scatter.default)
-def lower_slice_scatter(local: LoweringContext) -> Any:
+def lower_slice_scatter(local: LoweringContext) -> fx.Node:
     spec = local.input_spec("self")
     dim = normalize_dim(local["dim"], len(spec.shape))
     if not is_sharded(spec, dim):
@@ -92,12 +93,12 @@ def _bounds(local: LoweringContext, size: int) -> tuple[int, int]:
 @rule(aten.slice_scatter.default)
 def shard_slice_scatter(call: OpCall) -> Iterator[Strategy]:
     """Every dim; along the sliced dim, each rank writes the part that falls into its shard."""
-    spec = call["self"]
-    sliced_dim = normalize_dim(call["dim"], spec.num_dims)
-    for dim, size in enumerate(spec.shape):
-        if can_be_sharded(size) and (dim != sliced_dim or _is_full_slice(call, sliced_dim)):
-            yield shard_at(call, {0: dim, 1: dim}, {0: dim})
-    if not _is_full_slice(call, sliced_dim):
+    sliced_dim = call.dim()
+    is_full = _is_full_slice(call, sliced_dim)
+    for dim in shardable_dims(call.tensor("self")):
+        if dim != sliced_dim or is_full:
+            yield make_strategy(call, {"self": Shard(dim), "src": Shard(dim)}, Shard(dim))
+    if not is_full:
         yield from shard_written_dim(call, sliced_dim)
     yield from _propagate_partial_writes(call)
 
@@ -105,37 +106,34 @@ def shard_slice_scatter(call: OpCall) -> Iterator[Strategy]:
 @rule(aten.select_scatter.default)
 def shard_select_scatter(call: OpCall) -> Iterator[Strategy]:
     """Every dim; along the selected dim, the rank that holds the index writes."""
-    num_dims = call["self"].num_dims
-    yield from _shard_all_dims_but(call, [normalize_dim(call["dim"], num_dims)])
-    yield from shard_written_dim(call, normalize_dim(call["dim"], num_dims))
+    yield from _shard_all_dims_but(call, call.dim())
+    yield from shard_written_dim(call, call.dim())
     yield from _propagate_partial_writes(call)
 
 
 @rule(aten.diagonal_scatter.default)
 def shard_diagonal_scatter(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the two of the diagonal."""
-    num_dims = call["self"].num_dims
-    yield from _shard_all_dims_but(
-        call, [normalize_dim(call[name], num_dims) for name in ("dim1", "dim2")]
-    )
+    yield from _shard_all_dims_but(call, call.dim("dim1"), call.dim("dim2"))
     yield from _propagate_partial_writes(call)
 
 
-def _shard_all_dims_but(call: OpCall, excluded_dims: list[int]) -> Iterator[Strategy]:
-    dims = [dim for dim in range(call["self"].num_dims) if dim not in excluded_dims]
-    for position, dim in enumerate(dims):
-        if can_be_sharded(call["self"].shape[dim]):
-            yield shard_at(call, {0: dim, 1: position}, {0: dim})
+def _shard_all_dims_but(call: OpCall, *excluded_dims: int) -> Iterator[Strategy]:
+    """The written values `src` have the dims of `self` without the excluded ones, in order."""
+    spec = call.tensor("self")
+    for source_dim, dim in enumerate(spec.dims_except(*excluded_dims)):
+        if can_be_sharded(spec.shape[dim]):
+            yield make_strategy(call, {"self": Shard(dim), "src": Shard(source_dim)}, Shard(dim))
 
 
 def _propagate_partial_writes(call: OpCall) -> Iterator[Strategy]:
     """If both tensors are partial, so is the result, unless the written values are rounded."""
-    before, after = call["src"].dtype, call["self"].dtype
+    before, after = call.tensor("src").dtype, call.tensor("self").dtype
     if torch.bool not in (before, after) and torch.promote_types(before, after) == after:
-        yield partial_strategy(call, 0, 1)
+        yield partial_strategy(call, "self", "src")
 
 
 def _is_full_slice(call: OpCall, dim: int) -> bool:
-    size, end = call["self"].shape[dim], call["end"]
+    size, end = call.tensor("self").shape[dim], call["end"]
     reaches_end = end is None or end == size or (isinstance(end, int) and end >= 2**62)
     return call["start"] in (None, 0) and call["step"] == 1 and reaches_end

@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from math import inf
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from shardscope._torch.dispatch import private_aten_op
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.sharding_rules.builders import (
+    broadcast_shape,
     broadcast_shard,
-    can_be_sharded,
+    detached_max,
     make_strategy,
-    normalize_dim,
-    shard_at,
+    shard_dims,
+    shardable_dims,
+    to_compute_dtype,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
-from shardscope.parallel.sharding_rules.precision import detached_max, to_compute_dtype
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
-from shardscope.plan.placements import Partial, Placement, Replicate, Shard, product
+from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size, product
 
 aten = torch.ops.aten
 
@@ -41,10 +42,7 @@ aten = torch.ops.aten
     ),
 )
 def shard_softmax(call: OpCall) -> Iterator[Strategy]:
-    spec = call.inputs[0]
-    for dim, size in enumerate(spec.shape):
-        if dim != normalize_dim(call["dim"], spec.num_dims) and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, {0: dim})
+    yield from shard_dims(call, "self", shardable_dims(call.tensor("self"), call.dim()))
 
 
 @decomposition(aten.softmax.int, aten.special_softmax.default)
@@ -104,33 +102,24 @@ _LOSSES = (
 
 @rule(*_LOSSES)
 def shard_elementwise_loss(call: OpCall) -> Iterator[Strategy]:
-    broadcast_spec = _broadcast_spec(call)
-    for dim in range(broadcast_spec.num_dims):
-        if broadcast_spec.shape[dim] == 1:
+    shape = _compared_shape(call)
+    for dim, size in enumerate(shape):
+        if size == 1:
             continue
-        placements: dict[str, Placement] = {
-            name: broadcast_shard(spec, broadcast_spec, dim)
-            for name, spec in _tensor_arguments(call).items()
+        placements = {
+            name: broadcast_shard(spec, shape, dim) for name, spec in call.tensors.items()
         }
         result = Shard(dim) if call["reduction"] == _NONE else Partial()
         yield make_strategy(call, placements, result)
 
 
-def _tensor_arguments(call: OpCall) -> dict[str, TensorSpec]:
-    return {name: value for name, value in call.arguments.items() if isinstance(value, TensorSpec)}
-
-
-def _broadcast_spec(call: OpCall) -> TensorSpec:
+def _compared_shape(call: OpCall) -> tuple[Size, ...]:
     """The shape that input and target are broadcast to."""
-    specs = [call["self"], call["target"]]
-    num_dims = max(spec.num_dims for spec in specs)
-    shapes = [(1,) * (num_dims - spec.num_dims) + tuple(spec.shape) for spec in specs]
-    shape = tuple(b if a == 1 else a for a, b in zip(*shapes, strict=True))
-    return TensorSpec(shape, call["self"].dtype)
+    return broadcast_shape(call.tensor("self").shape, call.tensor("target").shape)
 
 
 @lowering(*_LOSSES)
-def lower_elementwise_loss(local: LoweringContext) -> Any:
+def lower_elementwise_loss(local: LoweringContext) -> fx.Node:
     """Weight the rank's mean by its fraction of all elements. Ranks with an empty shard sum
     instead.
     """
@@ -144,27 +133,20 @@ def lower_elementwise_loss(local: LoweringContext) -> Any:
 
 def _local_fraction(local: LoweringContext) -> float:
     """The fraction of the compared elements that this rank holds."""
-    broadcast_spec = _broadcast_spec(local.call)
-    placements = [
-        _placement_along_axis(local, broadcast_spec, axis)
-        for axis in range(len(local.coordinate.sizes))
-    ]
-    local_shape = ShardSpec(broadcast_spec.shape, tuple(placements)).local_shape(local.coordinate)
-    return (
-        float(product(local_shape) / product(broadcast_spec.shape))
-        if product(local_shape) != 0
-        else 0.0
-    )
+    shape = _compared_shape(local.call)
+    axes = range(len(local.coordinate.sizes))
+    placements = tuple(_placement_along_axis(local, len(shape), axis) for axis in axes)
+    num_local = product(ShardSpec(shape, placements).local_shape(local.coordinate))
+    return float(num_local / product(shape)) if num_local != 0 else 0.0
 
 
-def _placement_along_axis(
-    local: LoweringContext, broadcast_spec: TensorSpec, axis: int
-) -> Placement:
+def _placement_along_axis(local: LoweringContext, num_dims: int, axis: int) -> Placement:
+    """The placement of the compared elements, which have `num_dims` dims, along a mesh axis."""
     for name in ("self", "target"):
         spec = local.input_spec(name)
         placement = spec.placements[axis]
         if isinstance(placement, Shard):
-            return placement.at(placement.dim + broadcast_spec.num_dims - len(spec.shape))
+            return placement.at(placement.dim + num_dims - len(spec.shape))
     return Replicate()
 
 
@@ -178,19 +160,17 @@ def shard_class_loss(call: OpCall) -> Iterator[Strategy]:
     """
     if call["reduction"] == _MEAN:
         return
-    scores, target = call["self"], call["target"]
+    scores, target = call.tensor("self"), call.tensor("target")
     has_class_probabilities = target.shape == scores.shape and scores.num_dims > 0
     class_dim = min(1, scores.num_dims - 1)
-    for dim in range(scores.num_dims):
-        if dim != class_dim:
-            target_dim = dim - (dim > class_dim)
-            placements = {
-                "self": Shard(dim),
-                "target": Shard(dim if has_class_probabilities else target_dim),
-            }
-            yield make_strategy(
-                call, placements, Shard(target_dim) if call["reduction"] == _NONE else Partial()
-            )
+    for dim in scores.dims_except(class_dim):
+        target_dim = dim - (dim > class_dim)
+        placements = {
+            "self": Shard(dim),
+            "target": Shard(dim if has_class_probabilities else target_dim),
+        }
+        result = Shard(target_dim) if call["reduction"] == _NONE else Partial()
+        yield make_strategy(call, placements, result)
 
 
 @decomposition(aten.cross_entropy_loss.default)
@@ -249,8 +229,8 @@ def _class_dim(scores: Tensor) -> int:
 def _log_softmax(logits: Tensor) -> Tensor:
     """Subtracts the largest logit as a constant: it cancels, in the gradient too."""
     dim = _class_dim(logits)
-    wide = logits.float() if logits.dtype in (torch.half, torch.bfloat16) else logits
-    shifted = wide - wide.detach().amax(dim, keepdim=True)
+    wide = to_compute_dtype(logits)
+    shifted = wide - detached_max(wide, dim)
     return shifted - shifted.exp().sum(dim, keepdim=True).log()
 
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from shardscope._torch.dispatch import private_aten_op
+from shardscope.parallel.ir.graph import Strategy
 from shardscope.parallel.sharding_rules.builders import (
     can_be_sharded,
-    matched_dims,
-    normalize_dim,
+    make_strategy,
     overloads,
     propagate_partial,
-    shard_at,
+    shard_dims,
+    shardable_dims,
     source_dims,
-    with_any_second_placement,
+    with_any_placement,
 )
-from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, normalize_dim
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 from shardscope.plan.placements import Shard, Size, divides, product
 
-Group = tuple[list[int], list[int]]
+DimGroup = tuple[list[int], list[int]]
+"""Dims of the old shape, and the dims of the new shape that have the same elements."""
 
 
-def group_dims(before: Sequence[Size], after: Sequence[Size]) -> Iterator[Group]:
-    """Groups of dims of the old and of the new shape that span the same indices; dims of size 1 are
-    left out.
+def group_dims(before: Sequence[Size], after: Sequence[Size]) -> Iterator[DimGroup]:
+    """The smallest groups of adjacent dims that a reshape from `before` to `after` splits, merges
+    or leaves as they are; dims of size 1 are left out.
+
+    From (2, 3, 4) to (6, 4), these are ([0, 1], [0]) and ([2], [1]).
     """
     old = [dim for dim, size in enumerate(before) if can_be_sharded(size)]
     new = [dim for dim, size in enumerate(after) if can_be_sharded(size)]
@@ -51,10 +55,10 @@ def _matching_prefixes(before: Sequence[Size], after: Sequence[Size]) -> list[tu
 
 
 def reshape_shard(
-    shard: Shard, before: Sequence[Size], after: Sequence[Size], *, group: Group, num_ranks: int
+    shard: Shard, before: Sequence[Size], after: Sequence[Size], *, group: DimGroup, num_ranks: int
 ) -> Shard | None:
-    """The Shard of the new shape that selects the same indices as `shard`, which is in this group;
-    None if none does.
+    """The placement after a reshape of a tensor that is placed as `shard`, whose dim is in `group`:
+    every rank holds the same elements. None if no placement has them.
     """
     old, new = group
     at = old.index(shard.dim)
@@ -75,7 +79,9 @@ def reshape_shard(
 def _shard_of_blocks(
     num_blocks: Size, after: Sequence[Size], dims: Sequence[int], num_ranks: int
 ) -> Shard | None:
-    """The Shard of the dim whose own blocks are the `num_blocks` blocks of the flattened group."""
+    """The placement, along one of `dims`, in which the flattened dims consist of `num_blocks`
+    blocks that are each sharded; None if there is none.
+    """
     num_outer: Size = 1
     for dim in dims:
         outer = quotient(num_blocks, num_outer)
@@ -131,38 +137,40 @@ _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
     *(aten.atleast_1d.default, aten.atleast_2d.default, aten.atleast_3d.default),
 )
 def shard_reshape(call: OpCall) -> Iterator[Strategy]:
-    """From the shapes alone: the size arguments are those of the full tensor."""
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    """Every dim that each rank can reshape on its own. This depends on the shapes of input and
+    output; size arguments are those of the full tensor and are replaced by the lowering.
+    """
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     for group in group_dims(before, after):
         old, new = group
         if len(old) == len(new) == 1:
-            yield shard_at(call, {0: old[0]}, {0: new[0]})
+            yield make_strategy(call, {"self": Shard(old[0])}, Shard(new[0]))
         else:
             yield from _shard_reshaped_group(call, group)
-    yield from propagate_partial(call)
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(*_LIKE_ANOTHER)
 def shard_reshape_like(call: OpCall) -> Iterator[Strategy]:
     """As shard_reshape; only the shape of the second tensor matters."""
     for strategy in shard_reshape(call):
-        yield from with_any_second_placement(call, strategy)
+        yield from with_any_placement(call, strategy, "other")
 
 
-def _shard_reshaped_group(call: OpCall, group: Group) -> Iterator[Strategy]:
-    before, after = call.inputs[0].shape, call.outputs[0].shape
-    placement = call.input_placements[0]
+def _shard_reshaped_group(call: OpCall, group: DimGroup) -> Iterator[Strategy]:
+    before, after = call.tensor("self").shape, call.outputs[0].shape
+    placement = call.placement_of("self")
     contiguous = [Shard(dim) for dim in group[0]]
     is_inside = isinstance(placement, Shard) and placement.dim in group[0]
     for shard in dict.fromkeys([*contiguous, *([placement] if is_inside else [])]):
         assert isinstance(shard, Shard)
         new = reshape_shard(shard, before, after, group=group, num_ranks=call.num_ranks)
         if new is not None:
-            yield Strategy((shard,), (new,), is_permutation_invariant=False)
+            yield make_strategy(call, {"self": shard}, new, is_permutation_invariant=False)
 
 
 @lowering(*_WITH_SIZES, *_LIKE_ANOTHER)
-def lower_reshape(local: LoweringContext) -> Any:
+def lower_reshape(local: LoweringContext) -> fx.Node:
     """Reshape to the local sizes. Not a view: a shard may be strided where the full
     tensor is not.
     """
@@ -170,10 +178,10 @@ def lower_reshape(local: LoweringContext) -> Any:
 
 
 @lowering(*_SQUEEZES)
-def lower_squeeze(local: LoweringContext) -> Any:
+def lower_squeeze(local: LoweringContext) -> fx.Node:
     """Squeeze only the dims that are squeezed globally: a shard may have more dims of size 1."""
-    shape = local.call.inputs[0].shape
-    requested = local.arguments.get("dim")
+    shape = local.call.tensor("self").shape
+    requested = local.call.arguments.get("dim")
     dims = (
         range(len(shape))
         if requested is None
@@ -194,21 +202,19 @@ def lower_squeeze(local: LoweringContext) -> Any:
 def shard_permute(call: OpCall) -> Iterator[Strategy]:
     """Every dim, at its new position."""
     for new, old in source_dims(call).items():
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, {0: new})
-    yield from propagate_partial(call)
+        if can_be_sharded(call.tensor("self").shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(aten.diagonal.default)
 def shard_diagonal(call: OpCall) -> Iterator[Strategy]:
     """Every dim but the two of the diagonal, which become the last."""
-    num_dims = call.inputs[0].num_dims
-    diagonal_dims = {normalize_dim(call["dim1"], num_dims), normalize_dim(call["dim2"], num_dims)}
-    remaining_dims = [dim for dim in range(num_dims) if dim not in diagonal_dims]
-    for new, old in enumerate(remaining_dims):
-        if can_be_sharded(call.inputs[0].shape[old]):
-            yield shard_at(call, {0: old}, {0: new})
-    yield from propagate_partial(call)
+    spec = call.tensor("self")
+    for new, old in enumerate(spec.dims_except(call.dim("dim1"), call.dim("dim2"))):
+        if can_be_sharded(spec.shape[old]):
+            yield make_strategy(call, {"self": Shard(old)}, Shard(new))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 _EXPANDS = (aten.expand.default, aten.broadcast_to.default)
@@ -217,57 +223,64 @@ _REPEATS = (aten.repeat.default, aten.tile.default)
 
 @rule(*_EXPANDS)
 def shard_expand(call: OpCall) -> Iterator[Strategy]:
-    """Existing dims stay sharded; each rank creates its own shard of the new dims."""
-    yield from _shard_existing_dims(call)
+    """Existing dims stay sharded; each rank creates its own shard of the new dims.
+
+    A size other than 1 is not expanded. It equals the output's, although symbolic sizes may express
+    that in different symbols, those of two inputs that export did not relate.
+    """
+    yield from _shard_existing_dims(call, shardable_dims(call.tensor("self")))
     for dim in _new_dims(call):
-        yield shard_at(call, {}, {0: dim})
-    yield from propagate_partial(call)
+        yield make_strategy(call, {}, Shard(dim))
+    yield from propagate_partial(call, "self", offer_all=True)
 
 
 @rule(aten.expand_as.default)
 def shard_expand_like(call: OpCall) -> Iterator[Strategy]:
     """As shard_expand; only the shape of the second tensor matters."""
     for strategy in shard_expand(call):
-        yield from with_any_second_placement(call, strategy)
+        yield from with_any_placement(call, strategy, "other")
 
 
 @rule(*_REPEATS)
 def shard_repeat(call: OpCall) -> Iterator[Strategy]:
     """As shard_expand; a repeated dim becomes that many blocks, each sharded in the same way."""
-    yield from shard_expand(call)
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     offset = len(after) - len(before)
-    for dim, size in enumerate(before):
-        times = quotient(after[dim + offset], size) if can_be_sharded(size) else None
-        if times is not None and times != 1:
-            yield from _shard_repeated_dim(
-                call, dim, dim + offset, partial(_repeat_blocks, times=times)
-            )
+    dims = shardable_dims(call.tensor("self"))
+    times = {dim: quotient(after[dim + offset], before[dim]) for dim in dims}
+    yield from _shard_existing_dims(call, [dim for dim in dims if times[dim] == 1])
+    for dim in _new_dims(call):
+        yield make_strategy(call, {}, Shard(dim))
+    yield from propagate_partial(call, "self", offer_all=True)
+    for dim, count in times.items():
+        if count is not None and count != 1:
+            repeat_shard = partial(_repeat_blocks, times=count)
+            yield from _shard_repeated_dim(call, dim, dim + offset, repeat_shard)
 
 
 @rule(aten.repeat_interleave.self_int)
 def shard_repeat_interleave(call: OpCall) -> Iterator[Strategy]:
     """Each index is repeated in place, so a shard becomes a longer shard."""
-    yield from propagate_partial(call)
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    yield from propagate_partial(call, "self", offer_all=True)
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     if call["dim"] is None and len(before) != 1:
         return  # the tensor is flattened first
-    along = normalize_dim(call["dim"] or 0, len(before))
-    for dim, size in enumerate(before):
-        if dim != along and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, {0: dim})
-    times = quotient(after[along], before[along])
-    if can_be_sharded(before[along]) and times is not None:
-        yield from _shard_repeated_dim(call, along, along, partial(_lengthen_segments, times=times))
+    repeated_dim = normalize_dim(call["dim"] or 0, len(before))
+    yield from shard_dims(call, "self", shardable_dims(call.tensor("self"), repeated_dim))
+    times = quotient(after[repeated_dim], before[repeated_dim])
+    if can_be_sharded(before[repeated_dim]) and times is not None:
+        yield from _shard_repeated_dim(
+            call, repeated_dim, repeated_dim, partial(_lengthen_segments, times=times)
+        )
 
 
 @lowering(*_EXPANDS, aten.expand_as.default)
-def lower_expand(local: LoweringContext) -> Any:
+def lower_expand(local: LoweringContext) -> fx.Node:
     return local.builder.write(aten.expand.default, local["self"], local.output_shape())
 
 
 @lowering(*_REPEATS)
-def lower_repeat(local: LoweringContext) -> Any:
+def lower_repeat(local: LoweringContext) -> fx.Node:
     """Repeat as often as the local output is longer than the local input."""
     shape = local.inputs[0].local_shape(local.coordinate)
     output_shape = local.outputs[0].local_shape(local.coordinate)
@@ -279,17 +292,19 @@ def lower_repeat(local: LoweringContext) -> Any:
 
 
 @lowering(aten.repeat_interleave.self_int)
-def lower_repeat_interleave(local: LoweringContext) -> Any:
+def lower_repeat_interleave(local: LoweringContext) -> fx.Node:
     return local.repeat(output_size=None)
 
 
-def _shard_existing_dims(call: OpCall) -> Iterator[Strategy]:
-    for old, new in matched_dims(call.inputs[0].shape, call.outputs[0].shape):
-        yield shard_at(call, {0: old}, {0: new})
+def _shard_existing_dims(call: OpCall, dims: Iterable[int]) -> Iterator[Strategy]:
+    """These dims of the input, which are dims of the output, counted from the last."""
+    offset = call.outputs[0].num_dims - call.tensor("self").num_dims
+    for dim in dims:
+        yield make_strategy(call, {"self": Shard(dim)}, Shard(dim + offset))
 
 
 def _new_dims(call: OpCall) -> Iterator[int]:
-    before, after = call.inputs[0].shape, call.outputs[0].shape
+    before, after = call.tensor("self").shape, call.outputs[0].shape
     offset = len(after) - len(before)
     for dim, size in enumerate(after):
         if can_be_sharded(size) and (dim < offset or before[dim - offset] == 1):
@@ -299,11 +314,12 @@ def _new_dims(call: OpCall) -> Iterator[int]:
 def _shard_repeated_dim(
     call: OpCall, old: int, new: int, repeat_shard: Callable[[Shard], Shard]
 ) -> Iterator[Strategy]:
-    placement = call.input_placements[0]
+    placement = call.placement_of("self")
     is_here = isinstance(placement, Shard) and placement.dim == old
     for shard in dict.fromkeys([Shard(old), *([placement] if is_here else [])]):
         assert isinstance(shard, Shard)
-        yield Strategy((shard,), (repeat_shard(shard).at(new),), is_permutation_invariant=False)
+        output = repeat_shard(shard).at(new)
+        yield make_strategy(call, {"self": shard}, output, is_permutation_invariant=False)
 
 
 def _repeat_blocks(shard: Shard, times: Size) -> Shard:
@@ -316,17 +332,14 @@ def _lengthen_segments(shard: Shard, times: Size) -> Shard:
     return Shard(shard.dim, shard.outer, tuple(size * times for size in shard.segments))
 
 
-@rule(torch.ops.aten.glu.default)
+@rule(aten.glu.default)
 def shard_glu(call: OpCall) -> Iterator[Strategy]:
     """Every dim; the halved dim only if both halves are sharded equally, so that each rank halves
     its shard.
     """
-    spec = call.inputs[0]
-    halved = normalize_dim(call["dim"], spec.num_dims)
-    for dim, size in enumerate(spec.shape):
-        if dim != halved and can_be_sharded(size):
-            yield shard_at(call, {0: dim}, {0: dim})
-    placement = call.input_placements[0]
+    spec, halved = call.tensor("self"), call.dim()
+    yield from shard_dims(call, "self", shardable_dims(spec, halved))
+    placement = call.placement_of("self")
     candidates = [
         Shard(halved, outer=2),
         *([placement] if isinstance(placement, Shard) else []),
@@ -334,7 +347,7 @@ def shard_glu(call: OpCall) -> Iterator[Strategy]:
     for shard in dict.fromkeys(candidates):
         half = _shard_of_half(shard) if shard.dim == halved else None
         if half is not None and _is_even(shard, spec.shape[halved], call.num_ranks):
-            yield Strategy((shard,), (half,), is_permutation_invariant=False)
+            yield make_strategy(call, {"self": shard}, half, is_permutation_invariant=False)
 
 
 def _shard_of_half(shard: Shard) -> Shard | None:

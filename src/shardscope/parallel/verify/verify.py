@@ -261,8 +261,7 @@ def join_results(trial: Trial, results: Mapping[int, Sequence[object]]) -> dict[
 
 def _result_specs(trial: Trial) -> Iterator[ShardSpec | None]:
     for item, _ in trial.graph.outputs:
-        is_tensor = isinstance(item, Value) and item.is_tensor
-        yield item.spec if is_tensor else None
+        yield item.spec if isinstance(item, Value) and item.is_tensor else None
     by_name = {role.name: value.spec for value, role in trial.graph.inputs}
     yield from (by_name[name] for name in trial.gradients)
 

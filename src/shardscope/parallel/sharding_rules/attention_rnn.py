@@ -1,19 +1,26 @@
-"""Attention, sharded along the batch, the heads or the queries."""
+"""Attention, sharded along the batch, the heads or the queries, and recurrent layers, sharded along
+the batch.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import private_aten_op
-from shardscope.parallel.sharding_rules.builders import broadcast_shard, leaves_some, make_strategy
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.sharding_rules.builders import (
+    broadcast_shard,
+    has_nonempty_shards,
+    make_strategy,
+    to_compute_dtype,
+)
+from shardscope.parallel.sharding_rules.context import OpCall
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
-from shardscope.plan.placements import Placement, Replicate, Shard, divides
+from shardscope.plan.placements import Placement, Replicate, Shard, Size, divides
 
 aten = torch.ops.aten
 
@@ -45,24 +52,25 @@ def _shard_batch_and_heads(call: OpCall, mask: str | None) -> Iterator[Strategy]
     """Shard a leading dim of query, key and value, and of the mask where it is not broadcast."""
     output = call.outputs[0]
     for dim in range(output.num_dims - 2):
-        if output.shape[dim] == 1 or not leaves_some(call, output.shape[dim]):
+        if output.shape[dim] == 1 or not has_nonempty_shards(call, output.shape[dim]):
             continue  # kernels divide by sizes, so no rank may have an empty shard
         placements: dict[str, Placement] = {
-            name: broadcast_shard(call[name], output, dim) for name in ("query", "key", "value")
+            name: broadcast_shard(call[name], output.shape, dim)
+            for name in ("query", "key", "value")
         }
         if not _has_matching_shards(call, placements, output.shape[dim]):
             continue
         if mask is not None:
-            placements[mask] = broadcast_shard(call[mask], output, dim)
+            placements[mask] = broadcast_shard(call[mask], output.shape, dim)
         yield make_strategy(call, placements, _output_placements(call, Shard(dim)))
 
 
-def _has_matching_shards(call: OpCall, placements: dict[str, Placement], size: Any) -> bool:
+def _has_matching_shards(call: OpCall, placements: dict[str, Placement], size: Size) -> bool:
     """Whether query heads and the key heads they share are on the same rank: each rank holds
     complete groups.
     """
     sizes = [
-        call[name].shape[placement.dim]
+        call.tensor(name).shape[placement.dim]
         for name, placement in placements.items()
         if isinstance(placement, Shard)
     ]
@@ -84,13 +92,11 @@ def _shard_queries(call: OpCall) -> Iterator[Strategy]:
     positions.
     """
     output = call.outputs[0]
-    if call["is_causal"] or call["query"].num_dims != output.num_dims:
+    if call["is_causal"] or call.tensor("query").num_dims != output.num_dims:
         return
     shard = Shard(output.num_dims - 2)
-    mask: TensorSpec | None = call["attn_mask"]
-    yield make_strategy(
-        call, {"query": shard, "attn_mask": broadcast_shard(mask, output, shard.dim)}, shard
-    )
+    mask = broadcast_shard(call["attn_mask"], output.shape, shard.dim)
+    yield make_strategy(call, {"query": shard, "attn_mask": mask}, shard)
 
 
 @decomposition(aten.scaled_dot_product_attention.default)
@@ -104,7 +110,7 @@ def decompose_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Tensor:
     """Repeat shared key and value heads; with dropout, compute the steps of the CPU
     implementation.
     """
@@ -118,9 +124,10 @@ def decompose_attention(
         )
     if not enable_gqa:
         raise NotImplementedError
-    return aten.scaled_dot_product_attention(
+    result: Tensor = aten.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale
     )
+    return result
 
 
 def _repeat_heads(shared: Tensor, query: Tensor) -> Tensor:
@@ -144,14 +151,11 @@ def _attend(
     settings: tuple[float, float | None],
 ) -> Tensor:
     dropout_p, scale = settings
-    wide = [
-        tensor.float() if tensor.dtype in (torch.half, torch.bfloat16) else tensor
-        for tensor in (query, key, value)
-    ]
+    wide_query, wide_key, wide_value = map(to_compute_dtype, (query, key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.matmul(wide[0] * factor, wide[1].transpose(-2, -1))
+    scores = torch.matmul(wide_query * factor, wide_key.transpose(-2, -1))
     weights = scores.softmax(-1) if mask is None else _safe_softmax(scores + mask)
-    attended = torch.matmul(aten.dropout(weights, dropout_p, True), wide[2])
+    attended = torch.matmul(aten.dropout(weights, dropout_p, True), wide_value)
     return attended.to(query.dtype)
 
 
@@ -159,3 +163,15 @@ def _safe_softmax(scores: Tensor) -> Tensor:
     """Softmax with zeros, also in the gradient, for queries whose keys are all masked."""
     is_fully_masked = scores.eq(-math.inf).all(-1, keepdim=True)
     return scores.masked_fill(is_fully_masked, 0.0).softmax(-1).masked_fill(is_fully_masked, 0.0)
+
+
+@rule(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def shard_recurrent(call: OpCall) -> Iterator[Strategy]:
+    """The batch dim. Not with dropout between layers, which draws masks for the full batch."""
+    is_random = call["train"] and call["dropout"] > 0 and call["num_layers"] > 1
+    if call.tensor("input").num_dims != 3 or is_random:
+        return
+    batch = Shard(0 if call["batch_first"] else 1)
+    states: list[Placement] = [Shard(1)] * (len(call.outputs) - 1)
+    hidden = states if call.op == aten.lstm.input else states[0]
+    yield make_strategy(call, {"input": batch, "hx": hidden}, [batch, *states])

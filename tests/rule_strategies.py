@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
-from shardscope.parallel.sharding_rules.lookup import find_rule
+from shardscope.parallel.ir.graph import Strategy
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
+from shardscope.parallel.sharding_rules.registry import find_rule
 from shardscope.plan.placements import Placement, Replicate, Shard, divides, shard_size
 
 __all__ = ["can_run", "find_strategies"]
