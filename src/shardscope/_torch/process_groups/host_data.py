@@ -25,13 +25,13 @@ from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
 
 _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
 _aten = torch.ops.aten
-_MARK = "_shardscope_stand_in"
+_MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
 _BINCOUNT = _aten.bincount.default
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _SAME = {
-    "all", "any", "alias", "clone", "detach", "_to_copy", "view", "_unsafe_view", "reshape",
+    "all", "any", "alias", "clone", "detach", "to_copy", "view", "unsafe_view", "reshape",
     "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin",
 }  # fmt: skip
 _OPPOSITE = {"logical_not", "bitwise_not"}
@@ -44,7 +44,7 @@ _GOT = "the program got a stand-in (1, or False)"
 _COUNTS = ("histc",)
 _ZEROS = ("zeros", "zeros_like", "new_zeros")
 _SCATTERS = ("scatter",)
-_CHOICES = "_shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
+_CHOICES = "shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
 
 
 def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
@@ -112,7 +112,7 @@ class HostData:
             return
         if result.constant is not None:
             return
-        name = op._schema.name.partition("::")[2].rstrip("_")
+        name = op._schema.name.partition("::")[2].strip("_")
         if name in _COUNTS:
             self._assume_even(name, args[0].numel(), result)
         elif name in _ZEROS:
@@ -203,7 +203,7 @@ class KnownValues:
         call = event.read()
         outputs = call.outputs
         if outputs is None:  # a functional collective, or one that overwrites its input
-            outputs = tensors_in(result) if event.op.startswith("_c10d") else call.inputs
+            outputs = tensors_in(result) if not event.op.startswith("c10d.") else call.inputs
         layout = event.layout.reduce_op
         is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
         with disable_dispatch_modes():

@@ -23,7 +23,7 @@ from shardscope.plan.placements import Placement, Size
 _numbers = itertools.count()
 
 
-Op: TypeAlias = OpOverload | Callable[..., object]
+Op: TypeAlias = "OpOverload | Callable[..., object]"
 """What an op node calls: an overload, a higher-order op, or a function such as `operator.add`."""
 
 Result: TypeAlias = "Value | list[Result] | None"
