@@ -767,6 +767,32 @@ CANARIES: dict[str, Canary] = {
             )
         ),
     ),
+    "._new_process_group_helper": Canary(
+        "return the backend that a launched program asked for",
+        lambda: torch.distributed.distributed_c10d._new_process_group_helper,
+    ),
+    "._store_based_barrier": Canary(
+        "let a launched program join its group without the other ranks",
+        lambda: callable(torch.distributed.distributed_c10d._store_based_barrier),
+    ),
+    "._stage": Canary(
+        "find the model of a pipeline with a single stage on this rank",
+        lambda: (
+            "self._stage = stage"
+            in inspect.getsource(pipeline_schedules.PipelineScheduleSingle.__init__)
+        ),
+    ),
+    "._stages": Canary(
+        "find the models of a pipeline with several stages on this rank",
+        lambda: (
+            "self._stages = stages"
+            in inspect.getsource(pipeline_schedules.PipelineScheduleMulti.__init__)
+        ),
+    ),
+    "._cdata": Canary(
+        "tell storages without data apart",
+        lambda: len({tensor.untyped_storage()._cdata for tensor in torch.eye(2).split(1)}) == 1,
+    ),
     "._flatten": Canary(
         "flatten meshes while tensors have no data",
         lambda: hasattr(DeviceMesh, "_flatten"),

@@ -23,6 +23,7 @@ EVERYTHING_BELOW_CLI = {
     "parallel",
     "contract",
     "report",
+    "launch",
     "errors",
     "version",
 }
@@ -44,6 +45,17 @@ ALLOWED = {
     "shard": {"record", "_torch", "world", "attribution", "plan", "numerics", "errors", "version"},
     "numerics": {"record", "_torch", "attribution", "errors"},
     "compile": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
+    # Observes a program with several instruments.
+    "launch": {
+        "record",
+        "_torch",
+        "world",
+        "attribution",
+        "comm",
+        "shard",
+        "compile",
+        "errors",
+    },
     "parallel": {
         "record",
         "_torch",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardscope.compile.explain.explain import explain as explain
     from shardscope.compile.explain.explain import explaining
     from shardscope.errors import ShardscopeError as ShardscopeError
+    from shardscope.launch.api import RunResult, run
     from shardscope.parallel.api import parallelize
     from shardscope.parallel.parity.api import parity
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
@@ -39,6 +40,7 @@ _HOMES = {
     "Memory": "shardscope.shard.memory.memory",
     "ParallelProgram": "shardscope.parallel.program",
     "Recording": "shardscope.record",
+    "RunResult": "shardscope.launch.api",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
     "World": "shardscope.world",
@@ -55,6 +57,7 @@ _HOMES = {
     "parallelize": "shardscope.parallel.api",
     "parity": "shardscope.parallel.parity.api",
     "phases": "shardscope.shard.phases.phases",
+    "run": "shardscope.launch.api",
     "save": "shardscope.record",
     "show": "shardscope.report.show",
     "simulate": "shardscope.world",
@@ -67,6 +70,7 @@ __all__ = [
     "Memory",
     "ParallelProgram",
     "Recording",
+    "RunResult",
     "ShardscopeError",
     "Trace",
     "World",
@@ -83,6 +87,7 @@ __all__ = [
     "parallelize",
     "parity",
     "phases",
+    "run",
     "save",
     "show",
     "simulate",

@@ -24,6 +24,7 @@ ShardscopeError                 base; has the exit code of the command line
 │       └── WorkerHung          the process made no progress, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
 ├── PluginError                 the package of a plugin is not installed
+├── LaunchError                 a program that cannot be started as ranks of a cluster
 ├── TorchVersionError           a torch that lacks what a feature needs
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
@@ -42,6 +43,7 @@ __all__ = [
     "CoverageError",
     "DiffError",
     "GraphRunError",
+    "LaunchError",
     "MemoryProfileError",
     "MergeError",
     "OutputError",
@@ -185,6 +187,10 @@ class ContractError(ShardscopeError):
 
 class PluginError(ShardscopeError):
     """The package that a plugin needs is not installed."""
+
+
+class LaunchError(ShardscopeError):
+    """A program cannot be started as ranks of a simulated cluster."""
 
 
 class TorchVersionError(ShardscopeError):

@@ -24,6 +24,9 @@ FakeTensorMode = find_name(
     "read DDP's buckets and run ops without allocating data",
 )
 
+MAX_CONSTANT = 4096
+"""The number of elements up to which a tensor of known values stays readable without data."""
+
 NO_DATA = (
     DataDependentOutputException,
     find_exception(

@@ -134,7 +134,10 @@ class FakeSubstitution:
     Without a fixed substitute, each view of such a tensor would have a storage of its own.
     """
 
-    def __init__(self, fake_map: FakeTensorMap | None, *, device_type: str) -> None:
+    def __init__(
+        self, fake_map: FakeTensorMap | None, *, device_type: str, has_host_data: bool = False
+    ) -> None:
+        self._has_host_data = has_host_data  # tensors on the CPU have data on purpose
         self.num_captured = 0  # uses of parameters whose twins the step should have used
         self._mode = detect_fake_mode()
         self._twins = fake_map
@@ -143,7 +146,8 @@ class FakeSubstitution:
 
     def are_needed(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has data, or is on meta, while other tensors are fake."""
-        return self._mode is not None and type(tensor) in _PLAIN
+        is_plain = self._mode is not None and type(tensor) in _PLAIN
+        return is_plain and (tensor.is_meta or not self._has_host_data)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's substitute, or the tensor itself if none is needed."""

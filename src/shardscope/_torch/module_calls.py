@@ -51,6 +51,11 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     watchers = _watchers
     for watcher in watchers:
         watcher.enter(module)
+    if _watchers is not watchers:  # a watcher has added others, which see this call too
+        added = tuple(watcher for watcher in _watchers if watcher not in watchers)
+        for watcher in added:
+            watcher.enter(module)
+        watchers += added
     try:
         if _unwrapped is not _torchs_own or not _calls_impl:
             return _unwrapped(module, *args, **kwargs)

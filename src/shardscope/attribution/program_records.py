@@ -177,7 +177,7 @@ def _find_meshes(
     names: ModuleNames, mesh: DeviceMesh | None, report_gap: Callable[[str, str], None]
 ) -> list[DeviceMesh]:
     world = current_world()
-    known = (mesh, None if world is None else world.mesh)
+    known = (mesh, *(() if world is None else world.meshes))
     meshes = [mesh for mesh in known if mesh is not None]
     try:
         for model in names.roots():

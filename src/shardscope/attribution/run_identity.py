@@ -59,7 +59,7 @@ def _find_device_type() -> str | None:
     """The device type of the simulated world, or the one that the backend of the group implies."""
     world = current_world()
     if world is not None:
-        return world.mesh.device_type
+        return world.device_type
     return _DEVICES.get(str(dist.get_backend())) if dist.is_initialized() else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import torch
 
+from shardscope.attribution.failures import describe_failure, suggest_remedy
 from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
@@ -22,13 +23,11 @@ from shardscope.cli.shared_options import (
 )
 from shardscope.cli.target import (
     Program,
-    describe_failure,
     isolated_argv,
     load_program,
     name_command,
     name_target,
     run_default_step,
-    suggest_remedy,
 )
 from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError

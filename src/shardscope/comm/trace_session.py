@@ -357,7 +357,7 @@ class TraceSession:
 
 def _is_simulated_cpu() -> bool:
     world = current_world()
-    return world is not None and world.mesh.device_type == "cpu"
+    return world is not None and world.device_type == "cpu"
 
 
 def _replaces_all_to_all(collective: Collective) -> bool:

@@ -22,19 +22,34 @@ from shardscope._torch.collectives.objects import (
     to_group_rank,
     warn_not_in_group,
 )
+from shardscope.world.mailbox import Mailbox
 
 __frames__ = "torch's"  # these functions replace torch's
 
 Group = dist.ProcessGroup | None
+_save = torch.save  # torch.save itself is replaced where tensors have no data
+
+
+_mailbox: Mailbox | None = None  # to and from ranks that run as other processes
 
 
 @contextmanager
-def simulated_object_collectives() -> Iterator[None]:
-    """Replace torch's object collectives by ours until the context ends."""
+def simulated_object_collectives(mailbox: Mailbox | None = None) -> Iterator[None]:
+    """Replace torch's object collectives by ours until the context ends.
+
+    With `mailbox`, objects that are sent to a rank reach it.
+    """
     with ExitStack() as stack:
+        stack.callback(_set_mailbox, _mailbox)
+        _set_mailbox(mailbox)
         for function in _FUNCTIONS:
             stack.enter_context(replace_body(function.__name__, function))
         yield
+
+
+def _set_mailbox(mailbox: Mailbox | None) -> None:
+    global _mailbox
+    _mailbox = mailbox
 
 
 def all_gather_object(
@@ -137,6 +152,8 @@ def send_object_list(
         return
     for part in _parts(object_list, weights_only):
         dist.send(part, group=group, group_dst=peer)
+    if _mailbox is not None:
+        _mailbox.send(dist.get_global_rank(_or_world(group), peer), object_list)
 
 
 def recv_object_list(
@@ -148,10 +165,13 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """As in torch: receive the sizes, then the objects; the list is unchanged."""
+    """As in torch: receive the sizes, then the objects; without a mailbox the list is unchanged."""
     peer = _peer(src, group_src, group, "source")
     if _is_outside(group, "recv_object_list"):
         return -1
+    if _mailbox is not None:
+        source = dist.get_global_rank(_or_world(group), peer)
+        object_list[:] = _mailbox.receive(source)
     sizes, payload = _parts(object_list, weights_only)
     dist.recv(sizes, group=group, group_src=peer)
     return dist.recv(payload, group=group, group_src=peer)
@@ -214,7 +234,7 @@ def _dump(obj: Any, weights_only: bool) -> bytes:
                 raise failure from None
             raise
     content = io.BytesIO()
-    torch.save(obj, content)
+    _save(obj, content)
     return content.getvalue()
 
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from shardscope._torch.collectives.hooks import intercept
+from shardscope._torch.cuda.gpus import DEFAULT_GPU
 from shardscope._torch.cuda.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.cuda.kernel_choices import foreach_by_default
 from shardscope._torch.cuda.simulated import (
@@ -28,6 +29,8 @@ from shardscope._torch.cuda.simulated import (
 )
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
+from shardscope._torch.process_groups.host_data import HostData, KnownValues, OnRead
+from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
     coalesced_ops_on_fake_tensors,
@@ -44,6 +47,7 @@ from shardscope._torch.process_groups.simulated_tensors import (
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
+from shardscope.world.mailbox import Mailbox
 from shardscope.world.objects import simulated_object_collectives
 
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -83,21 +87,50 @@ _world_lock = threading.Lock()
 
 @final
 class World:
-    """A simulated world, seen from one of its ranks: `mesh`, `axes`, `rank` and `size`."""
+    """A simulated world, seen from one of its ranks: `mesh`, `axes`, `rank` and `size`.
 
-    def __init__(self, axes: Mapping[str, int], *, rank: int, mesh: DeviceMesh) -> None:
+    Without a mesh, the program that runs in it makes its own.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        *,
+        rank: int,
+        size: int,
+        device_type: str,
+        mesh: DeviceMesh | None,
+    ) -> None:
         self.axes = dict(axes)
         self.rank = rank
-        self.size = math.prod(axes.values())
-        self.mesh = mesh
+        self.size = size
+        self.device_type = device_type
+        self._mesh = mesh
+        self._made: list[DeviceMesh] = []
         self._stack = ExitStack()
+        self.has_host_data = False  # beside tensors without data on the device
         self._is_fake = False
         self._materialized: Materialized = {}
         self._has_ended = False
 
     def __repr__(self) -> str:
-        mesh = ", ".join(f"{name}={size}" for name, size in self.axes.items())
+        mesh = ", ".join(f"{name}={size}" for name, size in self.axes.items()) or "no mesh"
         return f"World({mesh}; rank {self.rank} of {self.size})"
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of all ranks."""
+        if self._mesh is None:
+            raise WorldError(
+                f"{self!r} has no mesh of its own: the program that runs in it makes its meshes. "
+                "Use one of those."
+            )
+        return self._mesh
+
+    @property
+    def meshes(self) -> tuple[DeviceMesh, ...]:
+        """The mesh of all ranks, or those that the program has made."""
+        return tuple(self._made) if self._mesh is None else (self._mesh,)
 
     def materialize(self, model: ModelT) -> ModelT:
         """Give a model that was built on meta tensors with shapes but no data, and return it.
@@ -114,21 +147,21 @@ class World:
         """
         self._check_can_materialize(model)
         self._drop_data()
-        device = self.mesh.device_type
+        device = self.device_type
         with preserved_ties(model, self._materialized):
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
                 empty_on_device(model, device)
         return model
 
-    def _drop_data(self) -> None:
-        """From now on, create every new tensor without data."""
+    def _drop_data(self, host: HostData | None = None) -> None:
+        """From now on, create every new tensor without data; with `host`, only off the CPU."""
         if not self._is_fake:
             self._stack.enter_context(meshes_with_data())
-            mode = self._stack.enter_context(fake_tensors())
+            mode = self._stack.enter_context(fake_tensors(host))
             self._stack.enter_context(tensors_without_modes(mode))
             self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
-            self._is_fake = True
+            self._is_fake, self.has_host_data = True, host is not None
 
     def _check_can_materialize(self, model: nn.Module) -> None:
         if self._has_ended:
@@ -216,18 +249,88 @@ def simulate(
         )
         if device_type == "cpu" and not torch.cuda.is_available():
             stack.enter_context(_refuse_cuda_meshes())
-        stack.enter_context(coalesced_ops_on_fake_tensors())
-        stack.enter_context(answered_collectives())
-        stack.enter_context(simulated_object_collectives())
-        stack.enter_context(without_if_moved(isolated_stages()))
-        # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.
-        stack.enter_context(intercept(CollectiveChecker(), report_missing=lambda sentence: None))
-        world = World(axes, rank=rank, mesh=device_mesh)
+        stack.enter_context(_collectives_without_peers())
+        world = World(
+            axes, rank=rank, size=device_mesh.size(), device_type=device_type, mesh=device_mesh
+        )
         stack.callback(world._close)
         if is_fake:
             world._drop_data()
         with _as_current(world), explained_lack_of_data():
             yield world
+
+
+@contextmanager
+def launched_rank(
+    rank: int,
+    size: int,
+    *,
+    num_devices: int,
+    gpu: str = DEFAULT_GPU,
+    mailbox: Mailbox,
+    on_join: OnJoin,
+    on_read: OnRead,
+) -> Iterator[World]:
+    """Make this process one rank of a simulated cluster, for a program that starts its own groups.
+
+    Until the program calls `init_process_group`, there is none. The device is a simulated GPU;
+    tensors on the CPU have data, tensors on the GPU have none.
+
+    Args:
+        rank: The rank that this process is.
+        size: The number of ranks.
+        num_devices: The number of GPUs of the host.
+        gpu: The GPU: h200, h100, a100 or b200.
+        mailbox: Carries objects to and from ranks that run as other processes.
+        on_join: Called with the rank and size of the default group when the program makes it.
+        on_read: Called when the program reads a value of a tensor without data.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(moved_names_explained())
+        stack.enter_context(_exclusive_world())
+        stack.enter_context(without_if_moved(recompiles_across_devices()))
+        stack.enter_context(simulated_cuda(num_devices, gpu, is_initialized=False))
+        stack.enter_context(joined_at_once(rank, size, on_join))
+        stack.enter_context(without_if_moved(shared_rank_maps()))
+        stack.enter_context(_collectives_without_peers(mailbox))
+        world = World({}, rank=rank, size=size, device_type="cuda", mesh=None)
+        stack.callback(world._close)
+        stack.enter_context(_noted_meshes(world))
+        stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
+        world._drop_data(HostData(on_read))
+        with _as_current(world):
+            yield world
+
+
+@contextmanager
+def _noted_meshes(world: World) -> Iterator[None]:
+    """Collect the meshes with named axes that the program makes."""
+    make = DeviceMesh.__init__
+
+    @functools.wraps(make)
+    def make_and_note(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if self.mesh_dim_names:
+            world._made.append(self)
+
+    DeviceMesh.__init__ = make_and_note  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeviceMesh.__init__ = make  # type: ignore[method-assign]
+
+
+@contextmanager
+def _collectives_without_peers(mailbox: Mailbox | None = None) -> Iterator[None]:
+    """Check collectives and fill their results without the other ranks."""
+    with ExitStack() as stack:
+        stack.enter_context(coalesced_ops_on_fake_tensors())
+        stack.enter_context(answered_collectives())
+        stack.enter_context(simulated_object_collectives(mailbox))
+        stack.enter_context(without_if_moved(isolated_stages(can_ask=mailbox is not None)))
+        # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.
+        stack.enter_context(intercept(CollectiveChecker(), report_missing=lambda sentence: None))
+        yield
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Self, final
 
 import torch
@@ -24,12 +24,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import DefaultDeviceType
 
+from shardscope._torch.cuda.gpus import DEFAULT_GPU, GPUS, GpuProperties
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.dtensor import dtensor_random
 from shardscope._torch.private import find_name, without_if_moved
 from shardscope.errors import WorldError
 
-NUM_DEVICES = 8
 _fsdp1_init = find_name(
     "torch.distributed.fsdp._init_utils", "let FSDP1 select a simulated CUDA device"
 )
@@ -38,42 +38,7 @@ _SyncBatchNorm = find_name(
 )
 
 
-@final
-class _NoPropertyError(WorldError, AttributeError):
-    """A property of an individual device, such as its UUID: `hasattr` is False."""
-
-
-@final
-class _Properties(SimpleNamespace):
-    """The result of `torch.cuda.get_device_properties`."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise _NoPropertyError(
-            f"torch.cuda.get_device_properties().{name} was read in a simulated world on a machine "
-            "without a GPU, where it is not known. Leave it out, or run on a machine with a GPU."
-        )
-
-
-# As torch 2.11 reads them from an H200.
-_PROPERTIES = _Properties(
-    name="NVIDIA H200",
-    major=9,
-    minor=0,
-    total_memory=143_155 << 20,
-    multi_processor_count=132,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-    is_integrated=0,
-    is_multi_gpu_board=0,
-    regs_per_multiprocessor=65536,
-    shared_memory_per_block=48 << 10,
-    shared_memory_per_block_optin=227 << 10,
-    shared_memory_per_multiprocessor=228 << 10,
-    L2_cache_size=60 << 20,
-    memory_bus_width=6016,
-    gcnArchName="NVIDIA H200",
-)
+_NCCL_VERSION = (2, 27, 3)
 _ABSENT = object()
 
 
@@ -83,6 +48,31 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+@final
+class _Host:
+    """The simulated host of this process: how many GPUs it has, and which."""
+
+    num_devices = 8
+    gpu: GpuProperties = GPUS[DEFAULT_GPU]
+    is_initialized = True  # whether the program has used a GPU
+
+
+_host = _Host()
+
+
+def note_use() -> None:
+    """Note that the program uses a GPU: torch initializes CUDA then.
+
+    A mesh that is made before selects the GPU of the process by its local rank.
+    """
+    _host.is_initialized = True
+
+
+def num_devices() -> int:
+    """How many GPUs the simulated host has."""
+    return _host.num_devices
 
 
 def has_cuda() -> bool:
@@ -98,6 +88,7 @@ def is_simulated() -> bool:
 
 def current_index() -> int:
     """The index of this thread's current CUDA device."""
+    note_use()
     return _current.index
 
 
@@ -114,9 +105,14 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 @contextmanager
-def simulated_runtime() -> Iterator[None]:
+def simulated_runtime(
+    num_devices: int = 8, gpu: str = DEFAULT_GPU, *, is_initialized: bool = True
+) -> Iterator[None]:
     """Patch torch.cuda and torch.accelerator for simulated devices until the context ends."""
     with ExitStack() as stack:
+        replace_attribute(stack, _host, "num_devices", num_devices)
+        replace_attribute(stack, _host, "gpu", GPUS[gpu])
+        replace_attribute(stack, _host, "is_initialized", is_initialized)
         stack.callback(_set_current, _current.index, _current.stream)
         _set_current(0, None)
         for name in torch.cuda.__all__:
@@ -135,7 +131,6 @@ def simulated_runtime() -> Iterator[None]:
         for module in (dist, distributed_c10d):
             replace_attribute(stack, module, "is_nccl_available", lambda: True)
         # torch logs it if a collective fails.
-        replace_attribute(stack, torch.cuda.nccl, "version", lambda: (2, 27))
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
         replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
@@ -147,6 +142,7 @@ def simulated_runtime() -> Iterator[None]:
                 replace_attribute(stack, torch.cuda, name, refuse)
         for name in ("mark", "range_end", "range_pop", "range_push", "range_start"):
             replace_attribute(stack, torch.cuda.nvtx, name, _distinct(_no_range))
+        replace_attribute(stack, torch.cuda.nccl, "version", lambda: _NCCL_VERSION)
         for name in ("start", "stop"):
             replace_attribute(stack, torch.cuda.profiler, name, _distinct(_nothing))
         for name in ("Stream", "Event"):
@@ -255,16 +251,17 @@ def _read_index(device: Any) -> int:
         if named.type != "cuda":
             raise ValueError(f"Expected a cuda device, but got: {named}")
         index = _current.index if named.index is None else named.index
-    if not -1 <= index < NUM_DEVICES:
+    if not -1 <= index < _host.num_devices:
         raise WorldError(
             f"CUDA device {index} was named, but a simulated host has devices 0 to "
-            f"{NUM_DEVICES - 1}. Choose one of those."
+            f"{_host.num_devices - 1}. Choose one of those."
         )
     return index
 
 
 def _set_device(device: Any) -> None:
     index = _read_index(device)
+    note_use()
     if index >= 0:
         _current.index = index
 
@@ -474,7 +471,7 @@ def _zero_statistics(*_: Any, **__: Any) -> dict[str, int]:
 
 def _all_free(*_: Any, **__: Any) -> tuple[int, int]:
     _zero_bytes()
-    return _PROPERTIES.total_memory, _PROPERTIES.total_memory
+    return _host.gpu.total_memory, _host.gpu.total_memory
 
 
 # Classes that need a device; functions that need one are found automatically.
@@ -488,22 +485,22 @@ _CUDA: dict[str, Any] = {
     "current_stream": _current_stream,
     "default_stream": lambda device=None: _DEFAULT_STREAM,
     "device": _OnDevice,
-    "device_count": lambda: NUM_DEVICES,
+    "device_count": num_devices,
     "device_of": _OnDevice,
     "empty_cache": _nothing,
-    "get_arch_list": lambda: ["sm_90"],
-    "get_device_capability": lambda device=None: (_PROPERTIES.major, _PROPERTIES.minor),
-    "get_device_name": lambda device=None: _PROPERTIES.name,
-    "get_device_properties": lambda device=None: _PROPERTIES,
+    "get_arch_list": lambda: [f"sm_{_host.gpu.major}{_host.gpu.minor}"],
+    "get_device_capability": lambda device=None: (_host.gpu.major, _host.gpu.minor),
+    "get_device_name": lambda device=None: _host.gpu.name,
+    "get_device_properties": lambda device=None: _host.gpu,
     "get_rng_state": _read_random_state,
-    "get_rng_state_all": lambda: [_read_random_state() for _ in range(NUM_DEVICES)],
+    "get_rng_state_all": lambda: [_read_random_state() for _ in range(_host.num_devices)],
     "initial_seed": lambda: 0,
-    "init": _nothing,
+    "init": note_use,
     "ipc_collect": _nothing,
     "is_available": lambda: True,
     "is_bf16_supported": lambda including_emulation=True: True,
     "is_current_stream_capturing": lambda: False,
-    "is_initialized": lambda: True,
+    "is_initialized": lambda: _host.is_initialized,
     "is_tf32_supported": lambda: True,
     "max_memory_allocated": _zero_bytes,
     "max_memory_reserved": _zero_bytes,
@@ -530,7 +527,7 @@ _ACCELERATOR: dict[str, Any] = {
     "current_device_idx": current_index,
     "current_device_index": current_index,
     "current_stream": _current_stream,
-    "device_count": lambda: NUM_DEVICES,
+    "device_count": num_devices,
     "device_index": _OnDevice,
     "empty_cache": _nothing,
     "is_available": lambda: True,

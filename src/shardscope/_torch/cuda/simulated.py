@@ -15,16 +15,18 @@ from typing import Any, Self, final
 
 import torch
 
+from shardscope._torch.cuda.gpus import DEFAULT_GPU
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.cuda.runtime import (
-    NUM_DEVICES,
     current_index,
+    note_use,
+    num_devices,
     replace_attribute,
     replacement_class,
     simulated_runtime,
 )
 from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
-from shardscope._torch.fake import FakeTensor, FakeTensorMode
+from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.tree import leaves
 
@@ -52,11 +54,19 @@ _Generator = torch.Generator
 
 
 @contextmanager
-def simulated_cuda() -> Iterator[None]:
-    """Allow fake tensors on "cuda" on a machine without a GPU until the context ends."""
+def simulated_cuda(
+    num_devices: int = 8, gpu: str = DEFAULT_GPU, *, is_initialized: bool = True
+) -> Iterator[None]:
+    """Allow fake tensors on "cuda" on a machine without a GPU until the context ends.
+
+    Args:
+        num_devices: The number of GPUs of the host.
+        gpu: Which GPU: a key of `GPUS`.
+        is_initialized: Whether the program has used a GPU before.
+    """
     require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase)
     with ExitStack() as stack:
-        stack.enter_context(simulated_runtime())
+        stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=is_initialized))
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
         _take_cuda_devices(stack)
@@ -170,7 +180,10 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
         for name in _DEVICE_ARGUMENTS:
             if name in kwargs:
                 kwargs[name] = _to_cuda(kwargs[name])
-        return make_fake(cls, *args[:2], *map(_to_cuda, args[2:3]), *args[3:], **kwargs)
+        fake = make_fake(cls, *args[:2], *map(_to_cuda, args[2:3]), *args[3:], **kwargs)
+        if fake.fake_device.type == "cuda":
+            note_use()
+        return fake
 
     replace_attribute(stack, FakeTensor, "__new__", staticmethod(make_on_cuda))
 
@@ -181,10 +194,8 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
             # With its index: results are cached by the arguments.
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
             if op is _MOVE and not types and kwargs["device"].type == "cuda":
-                args = (
-                    mode.from_tensor(args[0]),
-                    *args[1:],
-                )  # otherwise moved before it becomes fake
+                # Otherwise moved before it becomes fake.
+                args = (_with_constant(mode.from_tensor(args[0]), args[0]), *args[1:])
         result = dispatch(mode, op, types, args, kwargs or {})
         if not kwargs or "device" not in kwargs:
             result = _move_constants(functools.partial(dispatch, mode), result, args)
@@ -192,6 +203,15 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
     answer = torch.compiler.disable(dispatch_on_cuda)
     replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", answer)
+
+
+def _with_constant(fake: Any, source: torch.Tensor) -> Any:
+    """The fake tensor, with the values of a small tensor with data."""
+    if source.numel() <= MAX_CONSTANT and not source.is_meta:
+        with disable_dispatch_modes():
+            fake.constant = source.detach().clone()
+        fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return fake
 
 
 def _take_cuda_devices(stack: ExitStack) -> None:
@@ -353,7 +373,7 @@ def _make_generators(stack: ExitStack) -> None:
         is_cuda = isinstance(device, torch.device) and device.type == "cuda"
         return _CudaGenerator(device) if is_cuda else _Generator(device)
 
-    defaults = tuple(make(index) for index in range(NUM_DEVICES))
+    defaults = tuple(make(index) for index in range(num_devices()))
     replace_attribute(stack, torch, "Generator", replacement_class(_Generator, make))
     replace_attribute(stack, torch.cuda, "default_generators", defaults)
 
@@ -404,11 +424,33 @@ def _avoid_driver(stack: ExitStack) -> None:
     """Keep fake tensors from initializing the GPU with a real tensor."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
-    # Copying a tensor reads its data pointer, about which torch warns.
-    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: 0)
+    # Copying a tensor reads its data pointer, about which torch warns; programs compare pointers to
+    # see which tensors share memory.
+    addresses = _Addresses()
+    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: addresses.find(tensor))
     # Compiled code creates tensors of numbers outside a fake mode: on the CPU, and moves them.
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
+
+
+@final
+class _Addresses:
+    """Addresses for storages without data: storages that are alive do not overlap."""
+
+    def __init__(self) -> None:
+        self._next = 1 << 40
+        self._known: dict[int, tuple[int, int]] = {}  # size and address, by the C++ object
+
+    def find(self, tensor: torch.Tensor) -> int:
+        """The address of a tensor's first element."""
+        storage: Any = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known_size, address = self._known.get(key, (-1, 0))
+        if size > known_size:  # else it is the same storage, or it takes the place of a freed one
+            address = self._next
+            self._known[key] = (size, address)
+            self._next += -(-max(1, size) // 512) * 512
+        return address + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:

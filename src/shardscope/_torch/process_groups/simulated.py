@@ -58,7 +58,7 @@ def simulated_group(rank: int, size: int, *, backend: str) -> Iterator[None]:
     `torch.distributed.get_backend` returns `backend` for it, by which torch and programs choose
     collectives.
     """
-    require(_FAKE_GROUPS, FakeWork, _create_work_from_future, _redistribute, dtensor_random)
+    require_fake_groups()
     tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     level = dist.get_debug_level()
     forget_placements()
@@ -68,7 +68,7 @@ def simulated_group(rank: int, size: int, *, backend: str) -> Iterator[None]:
     )
     try:
         dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=size)
-        with _only_fake_groups(backend):
+        with fake_groups_only(backend):
             yield
     finally:
         dist.set_debug_level(level)
@@ -78,8 +78,13 @@ def simulated_group(rank: int, size: int, *, backend: str) -> Iterator[None]:
         forget_placements()
 
 
+def require_fake_groups() -> None:
+    """Raise if this torch lacks a name that simulated process groups need."""
+    require(_FAKE_GROUPS, FakeWork, _create_work_from_future, _redistribute, dtensor_random)
+
+
 @contextmanager
-def _only_fake_groups(default_backend: str) -> Iterator[None]:
+def fake_groups_only(default_backend: str) -> Iterator[None]:
     """Create fake groups for any backend: a real group would wait for its other ranks.
 
     `torch.distributed.get_backend` returns the backend that was asked for. The function of the same
@@ -90,6 +95,8 @@ def _only_fake_groups(default_backend: str) -> Iterator[None]:
     backends: dict[Any, str] = {}  # by group, if it was made with a backend
     signature = inspect.signature(make_group)
 
+    @functools.wraps(make_group)
+    @functools.wraps(make_group)
     def make_fake_group(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         made = make_group(**{**arguments, "backend": "fake", "backend_options": None})
@@ -319,8 +326,11 @@ _NOT_FAKE = "simulated"
 
 
 @contextmanager
-def isolated_stages() -> Iterator[None]:
-    """Set up pipeline stages without messages from their neighbours until the context ends."""
+def isolated_stages(*, can_ask: bool = False) -> Iterator[None]:
+    """Set up pipeline stages without messages from their neighbours until the context ends.
+
+    With `can_ask`, stages that lack shapes ask their neighbours, which run in other processes.
+    """
     schedule = pipeline_schedules._PipelineSchedule
     with ExitStack() as stack:
         for owner, name, wrap in (
@@ -332,7 +342,8 @@ def isolated_stages() -> Iterator[None]:
             (PipelineStage, "_shape_inference", _refuse_to_infer),  # 2.11 and 2.12
         ):
             original = getattr(owner, name, None)
-            if original is not None:
+            is_kept = can_ask and wrap in (_refuse_to_ask, _refuse_to_infer)
+            if original is not None and not is_kept:
                 _replace(stack, owner, name, wrap(original))
         yield
 

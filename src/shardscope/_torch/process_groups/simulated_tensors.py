@@ -5,10 +5,11 @@ Each context changes process-wide state of torch, and restores it on leaving.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +20,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardscope._torch.ddp import reducers_without_data
 from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes, has_fake_tensors
-from shardscope._torch.fake import NO_DATA
+from shardscope._torch.fake import MAX_CONSTANT, NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, without_if_moved
+from shardscope._torch.process_groups.host_data import HostData
 from shardscope._torch.tree import leaves
 from shardscope.errors import ShardscopeError, WorldError
 
 _PLAIN = (torch.Tensor, nn.Parameter, UninitializedBuffer, UninitializedParameter)
-_MAX_CONSTANT = 4096  # elements of a tensor of Python numbers up to which it stays readable
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
     from torch._subclasses import fake_tensor
@@ -54,8 +55,11 @@ _NESTED = ("as_nested_tensor", "nested_tensor")
 
 
 @contextmanager
-def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
-    """Create fake tensors until the context ends; ops may mix them with real ones."""
+def fake_tensors(host: HostData | None = None) -> Iterator[fake_tensor.FakeTensorMode]:
+    """Create fake tensors until the context ends; ops may mix them with real ones.
+
+    With `host`, tensors on the CPU keep their data, and values that are read have stand-ins.
+    """
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     log = logging.getLogger(FAKE_TENSOR_LOG)
     log.addFilter(_should_log)
@@ -63,6 +67,7 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
         with (
             _unpinned_fakes(),
             _readable_fakes(),
+            _copyable_fakes(),
             without_if_moved(_initialized_fakes()),
             without_if_moved(_steps_without_overflow()),
             without_if_moved(_causal_biases()),
@@ -70,7 +75,8 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
             _swappable_fakes(),
             _refused_lazy_fakes(),
             _refused_saves(),
-            _plain_tensors_on_meta(mode),
+            _plain_tensors_on_meta(mode, host),
+            nullcontext() if host is None else host.parameters_without_data(mode),
             mode,
         ):
             yield mode
@@ -79,7 +85,9 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
 
 
 @contextmanager
-def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
+def _plain_tensors_on_meta(
+    mode: fake_tensor.FakeTensorMode, host: HostData | None
+) -> Iterator[None]:
     """Leave meta tensors unchanged, which the mode would convert to fake ones.
 
     A model is built and sharded on meta: as fake tensors, its parameters would take several times
@@ -101,7 +109,15 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
         # With a fake tensor among the arguments the mode would be called again.
         if is_on_meta and not any(issubclass(kind, _FakeTensor) for kind in types):
             return op(*args, **kwargs)
-        result = dispatch(self, op, types, args, kwargs)
+        if host is None:
+            result = dispatch(self, op, types, args, kwargs)
+        else:
+            answer = host.answer(op, types, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+            with host.running_op():
+                result = dispatch(self, op, types, args, kwargs)
+            host.mark(op, args, result)
         if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
             _keep_constant(mode, result, args[0], kwargs)
         return result
@@ -116,8 +132,10 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
 
 
 def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, Any]) -> None:
-    """Keep the values of a tensor of Python numbers readable after it is moved to a GPU."""
+    """Keep the values of a small tensor readable after it is moved to a GPU."""
     constant = getattr(source, "constant", None)
+    if constant is None and type(source) in _PLAIN and not source.is_meta:
+        constant = source if source.numel() <= MAX_CONSTANT else None
     if constant is not None:
         copy.constant = _COPY(constant, **{**kwargs, "device": torch.device("cpu")})
         mode.fake_tensor_converter.add_constant_storage_mapping(copy)
@@ -165,7 +183,7 @@ def _readable_fakes() -> Iterator[None]:
     def tolist(tensor: _FakeTensor) -> Any:
         return make_list(tensor) if tensor.constant is None else tensor.constant.tolist()
 
-    fake_tensor.CONSTANT_NUMEL_LIMIT = _MAX_CONSTANT
+    fake_tensor.CONSTANT_NUMEL_LIMIT = MAX_CONSTANT
     _FakeTensor.__format__ = format_value
     _FakeTensor.tolist = tolist  # type: ignore[assignment]
     try:
@@ -174,6 +192,39 @@ def _readable_fakes() -> Iterator[None]:
         fake_tensor.CONSTANT_NUMEL_LIMIT = limit
         del _FakeTensor.__format__  # it is inherited
         _FakeTensor.tolist = make_list
+
+
+@contextmanager
+def _copyable_fakes() -> Iterator[None]:
+    """Make `copy.deepcopy` copy a fake tensor alone; torch would copy its mode as well.
+
+    The mode has weak references to storages, which crash the process when they are freed twice.
+    """
+    copy_with_mode = _FakeTensor.__deepcopy__
+
+    def copy_alone(tensor: _FakeTensor, memo: dict[int, Any]) -> Any:
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        with torch.no_grad():
+            duplicate: Any = tensor.detach().clone()
+        for name, value in vars(tensor).items():
+            if name not in vars(duplicate):
+                setattr(duplicate, name, copy.deepcopy(value, memo))
+        duplicate.requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            duplicate.grad = copy.deepcopy(tensor.grad, memo)
+        memo[id(tensor)] = duplicate
+        return duplicate
+
+    fake_class: Any = _FakeTensor
+    fake_class.__deepcopy__ = copy_alone
+    try:
+        yield
+    finally:
+        if "__deepcopy__" in vars(torch.Tensor) and copy_with_mode is torch.Tensor.__deepcopy__:
+            del fake_class.__deepcopy__  # it is inherited
+        else:
+            fake_class.__deepcopy__ = copy_with_mode
 
 
 @contextmanager

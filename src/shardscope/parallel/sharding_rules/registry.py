@@ -71,7 +71,7 @@ def lowering(*ops: OpOverload | None) -> Callable[[Lowering], Lowering]:
     """
 
     def register(function: Lowering) -> Lowering:
-        for op in filter(None, ops):
+        for op in filter(None, ops):  # ops that this torch has
             assert op not in LOWERINGS, f"{op} has two lowerings"
             LOWERINGS[op] = function
         return function

@@ -210,7 +210,7 @@ def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
     """The axes of the largest mesh among the simulated world's and those of the model's tensors."""
     world = current_world()
     meshes = [root_mesh(mesh) for mesh in meshes_of(model)]
-    meshes += [] if world is None else [world.mesh]
+    meshes += [] if world is None else list(world.meshes)
     if not meshes:
         return ()
     largest = max(meshes, key=lambda mesh: mesh.size())

@@ -174,7 +174,7 @@ def memory(
         _choices_of_cuda(),
         torch.compiler.set_stance("force_eager"),
     ):
-        run = _Run(model, fake_map)
+        run = ObservedSteps(model, fake_map)
         if fake_map is not None and isinstance(optimizer, Optimizer):
             fake_map.replace_in(optimizer)
         if not isinstance(optimizer, Optimizer | None):
@@ -213,15 +213,20 @@ class Memory:
 
 
 @final
-class _Run:
-    """Runs observed steps, and makes the result of them."""
+class ObservedSteps:
+    """Observes steps of training, and makes the result of them."""
 
-    def __init__(self, model: Models, fake_map: FakeTensorMap | None) -> None:
+    def __init__(self, model: Models, fake_map: FakeTensorMap | None = None) -> None:
         self._fake_map = fake_map
         self._names = ModuleNames(model)
         self._phase_tracker = PhaseTracker(self._names)
         device_type = _device_type(self._names)
-        self._substitution = FakeSubstitution(fake_map, device_type=device_type)
+        world = current_world()
+        self._substitution = FakeSubstitution(
+            fake_map,
+            device_type=device_type,
+            has_host_data=world is not None and world.has_host_data,
+        )
         self.watcher = MemoryMode(
             self._names, self._phase_tracker, self._substitution, device_type=device_type
         )
@@ -253,9 +258,18 @@ class _Run:
             check_needs_no_closure(optimizer)
             optimizer.step()
             optimizer.zero_grad()
+        self.end_step()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps have ended."""
+        return len(self._ends)
+
+    def end_step(self) -> None:
+        """Mark the end of a step: what is allocated from here on belongs to the next."""
         self._ends.append(len(self.watcher.allocation_log.events))
 
-    def report_gaps(self, step: Callable[[], object]) -> None:
+    def report_gaps(self, step: Callable[[], object] | None = None) -> None:
         """Report where the estimate may differ from a GPU's memory."""
         roots = list(self._names.roots())
         report = self._records.report_gap
@@ -267,7 +281,7 @@ class _Run:
                 "the step used parameters that it took from the model before memory() was "
                 "called, so the model's own did not change",
             )
-        for name in sorted(set(find_leftovers(step))) if self._fake_map else ():
+        for name in sorted(set(find_leftovers(step))) if self._fake_map and step else ():
             report("leftovers", f"{name} still has tensors without data: clear it")
         for name in sorted(self._fake_map.lost_classes if self._fake_map else ()):
             report("parameters", f"tensors of the class {name} were treated as plain tensors")
@@ -357,14 +371,14 @@ def _without_data(model: Models, step: Callable[[], object]) -> Iterator[FakeTen
 def _choices_of_cuda() -> AbstractContextManager[None]:
     """Make torch choose ops as for CUDA, unless the world's device does so already."""
     world = current_world()
-    is_cuda = world is not None and world.mesh.device_type == "cuda"
+    is_cuda = world is not None and world.device_type == "cuda"
     return nullcontext() if is_cuda else cuda_choices(device_type="cpu")
 
 
 def _device_type(names: ModuleNames) -> str:
     world = current_world()
     if world is not None:
-        return world.mesh.device_type
+        return world.device_type
     for root in names.roots():
         for tensor in (*root.parameters(), *root.buffers()):
             if not tensor.is_meta:

@@ -61,6 +61,8 @@ _Tensor = torch.Tensor
 class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode under which a step is run."""
 
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(
         self,
         names: ModuleNames,

@@ -1,0 +1,276 @@
+"""Data on the host beside tensors without data on a simulated device.
+
+A training program reads files, makes batches and computes sizes on the CPU; only what it moves to
+the GPU needs no data. So tensors on the CPU keep their data, except parameters, which are too large
+and whose identity must survive `model.to("cuda")`, and large floating-point tensors. Where a
+program reads a value that no data stands behind, it gets a stand-in, and the read is reported.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
+from shardscope._torch.dispatch import READ_VALUE, disable_dispatch_modes, is_overload
+from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
+
+_MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
+_aten = torch.ops.aten
+_MARK = "shardscope_ordinary_value"
+_EQUAL = _aten.equal.default
+_BINCOUNT = _aten.bincount.default
+# What the ops return for ordinary numbers.
+_ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+_SAME = {
+    "all", "any", "alias", "clone", "detach", "to_copy", "view", "unsafe_view", "reshape",
+    "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin",
+}  # fmt: skip
+_OPPOSITE = {"logical_not", "bitwise_not"}
+_BOTH = {"mul": all, "logical_and": all, "bitwise_and": all, "logical_or": any, "bitwise_or": any}
+
+OnRead = Callable[[str, str], None]
+"""Called with what reads a value, such as `item()`, and what the program gets instead."""
+_GOT = "the program got a stand-in (1, or False)"
+# Ops that count how many tokens chose each expert, and those that make one-hot rows of choices.
+_COUNTS = ("histc",)
+_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_SCATTERS = ("scatter",)
+_CHOICES = "shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
+
+
+def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
+    """The value that is read of a tensor without data: 1, or False for a bool.
+
+    1 rather than 0: programs divide by counts and take logarithms of losses.
+    """
+    if dtype is torch.bool:
+        return False
+    if dtype.is_complex:
+        return complex(1)
+    return 1.0 if dtype.is_floating_point else 1
+
+
+@final
+class HostData:
+    """Decides which ops run on data, and answers reads of values that have none."""
+
+    def __init__(self, on_read: OnRead) -> None:
+        self._on_read = on_read
+        self._running = threading.local()
+
+    @contextmanager
+    def running_op(self) -> Iterator[None]:
+        """An op on tensors without data is running; the ops that it consists of have none."""
+        before = getattr(self._running, "is_on", False)
+        self._running.is_on = True
+        try:
+            yield
+        finally:
+            self._running.is_on = before
+
+    def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of an op that runs on data or reads a value; else NotImplemented."""
+        if getattr(self._running, "is_on", False):
+            return NotImplemented
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            if op is READ_VALUE and args[0].constant is None:
+                return self._read(args[0], "item()")
+            if op is _BINCOUNT and len(args) > 2 and args[1] is None:
+                # Its size depends on the largest value, which is assumed to be below the minimum.
+                counts = args[0].new_empty((args[2],))
+                self._assume_even("bincount", args[0].numel(), counts)
+                return counts
+            if op is _EQUAL and any(getattr(a, "constant", None) is None for a in args):
+                self._on_read("torch.equal()", "the tensors are assumed to be equal")
+                return args[0].shape == args[1].shape
+            return NotImplemented
+        if any(kind is not nn.Parameter for kind in types) or not is_overload(op):
+            return NotImplemented  # a wrapper subclass or an op of functions: its ops come here
+        device = kwargs.get("device")
+        if device is not None and (device.type != "cpu" or device.index):
+            return NotImplemented
+        if _is_large_factory(args, kwargs):
+            return NotImplemented
+        return op(*args, **kwargs)
+
+    def mark(self, op: Any, args: Any, result: Any) -> None:
+        """Remember what can be known of a result for ordinary numbers.
+
+        `isfinite` is True. Tokens are assumed to be spread evenly over the experts, so that a count
+        of choices, made by `histc`, `bincount` or by adding up one-hot rows, is the same for each.
+        """
+        if not is_overload(op) or not isinstance(result, FakeTensor):
+            return
+        if result.constant is not None:
+            return
+        name = op._schema.name.partition("::")[2].strip("_")
+        if name in _COUNTS:
+            self._assume_even(name, args[0].numel(), result)
+        elif name in _ZEROS:
+            setattr(result, _CHOICES, 0)
+        elif name == "one_hot":
+            setattr(result, _CHOICES, args[0].numel())
+        elif name in _SCATTERS and getattr(args[0], _CHOICES, None) == 0:
+            is_last = args[1] in (-1, args[0].dim() - 1)
+            setattr(result, _CHOICES, args[2].numel() if is_last else None)
+        elif name == "sum" and getattr(args[0], _CHOICES, None):
+            if tuple(result.shape) == tuple(args[0].shape[-1:]):
+                self._assume_even("sum", getattr(args[0], _CHOICES), result)
+        else:
+            _pass_marks(name, args, result)
+
+    def _assume_even(self, name: str, total: int, counts: Any) -> None:
+        if counts.numel() <= MAX_CONSTANT:
+            self._on_read(f"{name}()", "each expert is assumed to get as many tokens as any other")
+            _set_constant(counts, _spread_evenly(total, counts))
+
+    def _read(self, tensor: Any, what: str) -> Any:
+        self._on_read(what, _GOT)
+        marked = getattr(tensor, _MARK, None)
+        value = stand_in_for(tensor.dtype)
+        return value if marked is None else type(value)(marked)
+
+    @contextmanager
+    def parameters_without_data(self, mode: Any) -> Iterator[None]:
+        """Make new parameters without data, and let `tolist()` and `numpy()` return stand-ins."""
+        make = nn.Parameter.__new__
+
+        @functools.wraps(make)
+        def make_without_data(
+            cls: Any, data: Any = None, requires_grad: bool = True, *rest: Any, **more: Any
+        ) -> Any:
+            if type(data) is torch.Tensor and not data.is_meta and data.device.type == "cpu":
+                data = mode.from_tensor(data.detach())
+            return make(cls, data, requires_grad, *rest, **more)
+
+        read_list = FakeTensor.tolist
+
+        def tolist(tensor: Any) -> Any:
+            if tensor.constant is not None:
+                return read_list(tensor)
+            return _fill(tensor.shape, self._read(tensor, "tolist()"))
+
+        def numpy(tensor: Any, *, force: bool = False) -> Any:
+            with disable_dispatch_modes():
+                if tensor.constant is not None:
+                    return tensor.constant.numpy(force=force)
+                value = self._read(tensor, "numpy()")
+                return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype).numpy()
+
+        nn.Parameter.__new__ = staticmethod(make_without_data)
+        FakeTensor.tolist, FakeTensor.numpy = tolist, numpy
+        try:
+            yield
+        finally:
+            nn.Parameter.__new__ = staticmethod(make)
+            FakeTensor.tolist = read_list
+            del FakeTensor.numpy
+
+
+@final
+class KnownValues:
+    """Keeps values known across collectives, where the inputs have known values.
+
+    As in all simulated collectives, the other ranks are assumed to hold what this rank holds.
+    """
+
+    def __init__(self) -> None:
+        self._before = threading.local()
+
+    def before(self, event: CollectiveEvent) -> None:
+        """Remember the known values: a collective that writes to a tensor clears them."""
+        self._before.values = {
+            id(tensor): tensor.constant
+            for single in event.singles()
+            for tensor in single.read().inputs
+            if isinstance(tensor, FakeTensor) and tensor.constant is not None
+        }
+
+    def amend(self, event: CollectiveEvent, result: Any) -> Any:
+        """Set the values of the outputs."""
+        known: dict[int, torch.Tensor] = getattr(self._before, "values", {})
+        if not known:
+            return result
+        call = event.read()
+        outputs = call.outputs
+        if outputs is None:  # a functional collective, or one that overwrites its input
+            outputs = tensors_in(result) if not event.op.startswith("c10d.") else call.inputs
+        layout = event.layout.reduce_op
+        is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
+        with disable_dispatch_modes():
+            for index, output in enumerate(outputs):
+                source = call.inputs[index % len(call.inputs)] if call.inputs else output
+                constant = known.get(id(source))
+                if constant is not None and isinstance(output, FakeTensor):
+                    values = constant * call.group.size() if is_sum else constant
+                    _set_values(output, values)
+        return result
+
+
+def _set_values(output: Any, values: torch.Tensor) -> None:
+    """Set what is known of an output: as many copies of the input as it has room for."""
+    if values.numel() and not output.numel() % values.numel():
+        copies = values.reshape(-1).repeat(output.numel() // values.numel())
+        _set_constant(output, copies.view(tuple(output.shape)))
+
+
+def _set_constant(tensor: Any, constant: torch.Tensor) -> None:
+    """Make a tensor without data readable, with these values."""
+    tensor.constant = constant.to(tensor.dtype)
+    tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+
+def _spread_evenly(total: int, counts: Any) -> torch.Tensor:
+    with disable_dispatch_modes():
+        base, rest = divmod(total, max(1, counts.numel()))
+        even = torch.full((counts.numel(),), base)
+        even[:rest] += 1
+        return even.view(tuple(counts.shape))
+
+
+def _pass_marks(name: str, args: Any, result: Any) -> None:
+    """Pass what is known of the inputs on to the result of ops that keep or negate it."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if name in _ORDINARY:
+        setattr(result, _MARK, _ORDINARY[name])
+    elif name in ("eq", "ne") and (args[0] is args[1] or _is_infinite(args[1])):
+        # What `isfinite` consists of: a number equals itself, and is not infinite.
+        setattr(result, _MARK, (name == "eq") == (args[0] is args[1]))
+    elif name in _SAME | _OPPOSITE | set(_BOTH) and tensors:
+        known = [getattr(tensor, _MARK, None) for tensor in tensors]
+        if None not in known:
+            value = _BOTH[name](known) if name in _BOTH else known[0] != (name in _OPPOSITE)
+            setattr(result, _MARK, value)
+        choices = getattr(tensors[0], _CHOICES, None)
+        if choices is not None and result.shape == tensors[0].shape:
+            setattr(result, _CHOICES, choices)
+
+
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)
+
+
+def _fill(shape: Any, value: Any) -> Any:
+    if not shape:
+        return value
+    return [_fill(shape[1:], value) for _ in range(shape[0])]
+
+
+def _is_large_factory(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an op makes a new floating-point tensor that is large, from no other tensor."""
+    if any(isinstance(arg, torch.Tensor) for arg in args):
+        return False
+    size = next((arg for arg in args if isinstance(arg, list | tuple)), None)
+    if size is None or not all(isinstance(item, int) for item in size):
+        return False
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return dtype.is_floating_point and math.prod(size) * dtype.itemsize > _MAX_BYTES

@@ -1,0 +1,161 @@
+"""What runs inside the process of a rank: the program, observed by one instrument."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import final
+
+import msgspec
+
+from shardscope._torch.checkpoints import skipped_checkpoints
+from shardscope.attribution.call_sites import read_stack
+from shardscope.attribution.failures import describe_failure, suggest_remedy
+from shardscope.launch.cluster import Cluster
+from shardscope.launch.files import ScratchFiles, set_scratch_environment
+from shardscope.launch.instruments import Instrument
+from shardscope.launch.program import Program, spawned_in_place
+from shardscope.launch.request import MAIL, Ending, Job, Request
+from shardscope.launch.steps import StepCounter, StepsDone
+from shardscope.record import Gap, Recording, save
+from shardscope.world.mailbox import Mailbox
+from shardscope.world.simulate import launched_rank
+
+__frames__ = "outermost"  # our callers are not the user's program
+
+
+def run_program(
+    program: Program, num_steps: int, instrument: Instrument, *, is_simulated: bool
+) -> tuple[Ending, Recording | None]:
+    """Run a program to its end, to its last step or to its failure, while it is observed."""
+    counter = StepCounter(num_steps, on_start=instrument.start, on_step=instrument.end_step)
+    code: int | None = None
+    error: BaseException | None = None
+    try:
+        with counter.watching():
+            program.run()
+    except StepsDone:
+        pass
+    except SystemExit as stop:
+        code = _read_exit_code(stop)
+    except BaseException as raised:  # noqa: BLE001 - a program may raise anything
+        traceback.print_exception(raised.with_traceback(_without_ours(raised)))
+        error = raised
+    counter.finish()
+    recording = instrument.stop(error)
+    ending = Ending(
+        num_steps=counter.num_steps,
+        failure=None if error is None else _explain(error, is_simulated=is_simulated),
+        exit_code=code,
+        is_interrupted=isinstance(error, KeyboardInterrupt),
+    )
+    return ending, recording
+
+
+def save_results(request: Request, job: Job, ending: Ending, recording: Recording | None) -> None:
+    """Write the result of a job to the scratch folder."""
+    if recording is not None:
+        save(recording, Path(request.scratch, f"{job.stem}.json"), force=True)
+    Path(request.scratch, f"{job.stem}.ending.json").write_bytes(msgspec.json.encode(ending))
+
+
+@final
+class SimulatedRank:
+    """The surroundings of a program that runs as one rank of a cluster that is not there."""
+
+    def __init__(self, request: Request, job: Job) -> None:
+        self._cluster = Cluster(request.num_nodes, request.num_per_node)
+        self._rank = job.rank
+        self._gpu = request.gpu
+        self._scratch = str(Path(request.scratch, job.stem))
+        self._mail = str(Path(request.scratch, MAIL))
+        self._reads: Counter[tuple[str, str, str]] = Counter()
+        self._skips: Counter[tuple[str, str]] = Counter()
+        self._joined = (job.rank, self._cluster.size)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Simulate the environment, the GPUs and the process groups until the context ends."""
+        os.environ.update(self._cluster.environment(self._rank))
+        set_scratch_environment(self._scratch)
+        contexts: tuple[AbstractContextManager[object], ...] = (
+            launched_rank(
+                self._rank,
+                self._cluster.size,
+                num_devices=self._cluster.num_per_node,
+                gpu=self._gpu,
+                mailbox=Mailbox(self._mail, self._rank),
+                on_join=self._note_rank,
+                on_read=self._note_read,
+            ),
+            spawned_in_place(self._rank % self._cluster.num_per_node),
+            skipped_checkpoints(self._note_skip),
+            ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
+        )
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            yield
+
+    def find_gaps(self) -> Iterator[Gap]:
+        """Where the simulation had to make something up, or left something out."""
+        for (place, what, stand_in), count in self._reads.items():
+            fact = f"{what} read values that are not known in a simulation, {_times(count)}: "
+            yield Gap(place=place, rank=self._rank, fact=fact + stand_in)
+        for (place, what), count in self._skips.items():
+            fact = f"{what} was called {_times(count)}: tensors without data are not saved"
+            yield Gap(place=place, rank=self._rank, fact=fact)
+        if self._joined != (self._rank, self._cluster.size):
+            rank, size = self._joined
+            fact = (
+                f"the program joined as rank {rank:,} of {size:,}, although it was started as rank "
+                f"{self._rank:,} of {self._cluster.size:,}"
+            )
+            yield Gap(place="world", rank=self._rank, fact=fact)
+
+    def _note_rank(self, rank: int, size: int) -> None:
+        self._joined = (rank, size)
+
+    def _note_read(self, what: str, stand_in: str) -> None:
+        self._reads[_find_line("values"), what, stand_in] += 1
+
+    def _note_skip(self, what: str) -> None:
+        self._skips[_find_line("checkpoints"), what] += 1
+
+
+def _find_line(otherwise: str) -> str:
+    """The program's line that is running."""
+    source = read_stack(sys._getframe(2)).source
+    return otherwise if source is None else f"{source.file}:{source.line}"
+
+
+def _read_exit_code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)  # as Python does
+    return 1
+
+
+def _explain(error: BaseException, *, is_simulated: bool) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "The program was interrupted."
+    remedy = suggest_remedy(error, has_data=not is_simulated)
+    return f"{describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """The traceback from the program's first line on."""
+    here = error.__traceback__
+    while here is not None and "shardscope" in here.tb_frame.f_globals.get("__name__", ""):
+        here = here.tb_next
+    return here or error.__traceback__

@@ -1,0 +1,54 @@
+"""Objects that simulated ranks send each other by way of a folder.
+
+Most of what a rank receives is assumed to be what it holds itself. Pipeline stages, though, tell
+each other the shapes of their results, which differ. Ranks that run as processes of one machine can
+exchange such objects.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, final
+
+_POLL_SECONDS = 0.02
+NEEDED = "needed-"
+"""Prefix of the file by which a rank asks for another one to be started."""
+
+
+@final
+class Mailbox:
+    """Sends objects to other ranks, and receives theirs, in the order in which they were sent.
+
+    Several processes may run as the same rank; they send the same, and each receives everything.
+    """
+
+    def __init__(self, folder: str | Path, rank: int) -> None:
+        self._folder = Path(folder)
+        self._rank = rank
+        self._num_sent: Counter[int] = Counter()
+        self._num_received: Counter[int] = Counter()
+
+    def send(self, destination: int, objects: list[Any]) -> None:
+        """Send to a rank."""
+        path = self._path(self._rank, destination, self._num_sent[destination])
+        self._num_sent[destination] += 1
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(pickle.dumps(objects))
+        os.replace(temporary, path)
+
+    def receive(self, source: int) -> list[Any]:
+        """Wait for what a rank has sent next; the rank is started if it does not run."""
+        path = self._path(source, self._rank, self._num_received[source])
+        self._num_received[source] += 1
+        while not path.exists():
+            (self._folder / f"{NEEDED}{source}").touch()
+            time.sleep(_POLL_SECONDS)
+        objects: list[Any] = pickle.loads(path.read_bytes())
+        return objects
+
+    def _path(self, source: int, destination: int, number: int) -> Path:
+        return self._folder / f"{source}-{destination}-{number}.pickle"

@@ -1,0 +1,207 @@
+"""Unmodified programs run as ranks of a simulated cluster, and as real ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shardscope.errors import LaunchError
+from shardscope.launch.api import RunResult, run
+from shardscope.record import CollectiveKind, Recording
+from shardscope.record.ranks import expand_ranks
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run_program(name: str, *args: str, **options: object) -> RunResult:
+    return run(str(PROGRAMS / f"{name}.py"), *args, **options)  # type: ignore[arg-type]
+
+
+def count_kinds(recording: Recording) -> Counter[CollectiveKind]:
+    return Counter(collective.kind for collective in recording.collectives)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_ddp_program_runs_two_steps_and_writes_nothing(tmp_path: Path) -> None:
+    result = run_program("ddp")
+    assert result.failures == ()
+    assert result.num_steps == 2
+    recording = result.recording
+    assert recording.run.world_size == 8
+    assert recording.run.is_simulated
+    assert set(recording.run.instruments) == {"audit", "memory", "trace"}
+    assert count_kinds(recording)[CollectiveKind.ALL_REDUCE] == 2  # a bucket per step
+    assert recording.memory[0].device_bytes == 143_155 << 20
+    assert any("item()" in gap.fact and "ddp.py:" in gap.place for gap in recording.gaps)
+    assert any("torch.save()" in gap.fact for gap in recording.gaps)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_loader_workers_make_batches(tmp_path: Path) -> None:
+    result = run_program("ddp", "--workers", "2", steps=1)
+    assert result.failures == ()
+    assert result.num_steps == 1
+
+
+def test_a_program_that_spawns_its_processes_runs_as_its_rank() -> None:
+    result = run_program("spawned", num_per_node=4, ranks="3", steps=1)
+    assert result.failures == ()
+    recording = result.recording
+    assert expand_ranks(recording.run.ranks) == (3,)
+    assert count_kinds(recording)[CollectiveKind.REDUCE_SCATTER] == 4  # a layer each; none at root
+
+
+def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
+    result = run_program("pipeline", ranks="roles", steps=1)
+    assert result.failures == ()
+    recording = result.recording
+    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3]
+    kinds = count_kinds(recording)
+    assert kinds[CollectiveKind.SEND] == kinds[CollectiveKind.RECV] > 0
+    assert len(recording.memory) == 4
+
+
+def test_simulated_records_equal_those_of_real_ranks() -> None:
+    simulated = run_program("portable", num_per_node=4, ranks="all", steps=1)
+    real = run_program("portable", num_per_node=4, real=True, steps=1)
+    assert simulated.failures == real.failures == ()
+    assert not real.recording.run.is_simulated
+
+    def describe(recording: Recording) -> list[tuple[object, ...]]:
+        return [
+            (
+                call.rank, call.order, call.group, call.kind, call.axis, call.dtype,
+                call.input_bytes, call.output_bytes, call.phase, call.owner, call.trigger,
+                call.source and call.source.line,
+            )
+            for call in recording.collectives
+        ]  # fmt: skip
+
+    assert describe(simulated.recording) == describe(real.recording) != []
+
+
+def test_any_rank_of_a_large_cluster_runs() -> None:
+    result = run_program("spawned", num_nodes=128, ranks=[1023], steps=1)
+    assert result.failures == ()
+    (gap,) = [gap for gap in result.recording.gaps if gap.place == "world" and "joined" in gap.fact]
+    assert "rank 7 of 8" in gap.fact  # the program counts the GPUs of its host
+
+
+def test_trainer_of_transformers_runs() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    result = run_program("hf_trainer")
+    assert result.failures == ()
+    assert result.num_steps == 2
+    assert "LlamaForCausalLM" in {module.type for module in result.recording.modules}
+
+
+def test_accelerate_runs() -> None:
+    pytest.importorskip("accelerate")
+    result = run_program("accelerated")
+    assert result.failures == ()
+    assert result.recording.run.num_forwards == 4  # two accumulated for each step
+
+
+def test_lightning_runs() -> None:
+    pytest.importorskip("lightning")
+    result = run_program("lightning_parallel")
+    assert result.failures == ()
+    assert {axis.name for axis in result.recording.run.axes} == {
+        "data_parallel", "tensor_parallel",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
+        ("import sys; sys.exit(3)", "called sys.exit(3)."),
+        ("print('nothing to do')", "ended without a step of an optimizer"),
+        ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
+        ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
+        ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
+    ],
+)
+def test_a_failure_is_a_sentence(code: str, sentence: str) -> None:
+    Path("program.py").write_text(f"import torch\n{code}\n")
+    result = run("program.py", steps=1)
+    assert not result.has_recording
+    (failure,) = {text for text in result.failures if sentence in text}
+    assert failure.startswith("Rank 0 ")
+    assert [file.name for file in Path().iterdir()] == ["program.py"]
+
+
+STOPS_LATE = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.randn(2, 4).cuda()).sum().backward()
+    optimizer.step()
+    if step == 1:
+        raise RuntimeError("the disk is full")
+"""
+
+
+def test_steps_before_a_failure_are_kept() -> None:
+    Path("program.py").write_text(STOPS_LATE)
+    result = run("program.py", steps=5)
+    assert "RuntimeError: the disk is full (program.py, line 9)" in result.failures[0]
+    assert result.num_steps == 2
+    assert result.recording.stops[0].error == "RuntimeError: the disk is full"
+    assert result.recording.memory[0].peak_bytes > 0
+
+
+def test_processes_that_the_program_leaves_behind_are_ended() -> None:
+    marker = f"shardscope-left-behind-{os.getpid()}"
+    Path("program.py").write_text(
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', "
+        f"'import time; time.sleep(600)  # {marker}'])\n"
+    )
+    run("program.py")
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert not [line for line in processes.stdout.splitlines() if marker in line and "-c" in line]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_nodes": 0}, "--nnodes is 0. Give a number of at least 1."),
+        ({"ranks": "8"}, "--ranks names 8, but the cluster has ranks 0 to 7."),
+        ({"ranks": "first"}, "--ranks is 'first'. Give ranks and spans such as 0,8-15"),
+        ({"gpu": "v100"}, "The GPU 'v100' is not known. Choose one of h200, h100, a100, b200."),
+        ({"steps": 0}, "The number of steps is 0. Give at least 1."),
+        ({"real": True, "num_nodes": 2}, "need a torchrun on each of them"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(LaunchError) as error:
+        run_program("ddp", **options)
+    assert sentence in str(error.value)
+
+
+def test_a_missing_program_is_refused() -> None:
+    with pytest.raises(LaunchError, match=r"^train.py does not exist. Give the path"):
+        run("train.py")
+
+
+def test_the_command_prints_a_summary_and_the_next_command() -> None:
+    command = [sys.executable, "-m", "shardscope", "run", "--steps", "1", "-o", "run.json"]
+    done = subprocess.run(
+        [*command, "--", str(PROGRAMS / "spawned.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0: 1.0" in done.stdout  # what the program prints
+    assert "fits in 140 GiB" in done.stdout
+    assert done.stdout.rstrip().endswith("next: shardscope report run.json")

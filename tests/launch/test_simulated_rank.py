@@ -1,0 +1,190 @@
+"""What a program finds in the process of a simulated rank: values, devices, groups, files."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardscope.launch.cluster import Cluster
+from shardscope.launch.rank_process import SimulatedRank
+from shardscope.launch.request import Job, Request
+from shardscope.record import Axis, Recording, RunInfo
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+
+
+def make_request(scratch: Path, **changes: object) -> Request:
+    options: dict[str, object] = {
+        "script": "train.py", "args": (), "is_module": False, "num_nodes": 2, "num_per_node": 4,
+        "num_steps": 2, "gpu": "h100", "scratch": str(scratch), "jobs": (), "num_parallel": 1,
+    }  # fmt: skip
+    return Request(**{**options, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedRank]:
+    for name in list(os.environ):  # so that what is set is removed again
+        monkeypatch.setenv(name, os.environ[name])
+    before = dict(os.environ)
+    scratch, work = tmp_path / "scratch", tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    simulated = SimulatedRank(make_request(scratch), Job(rank=6, instrument="trace"))
+    with simulated.entered():
+        yield simulated
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+def read_facts(rank: SimulatedRank) -> list[str]:
+    return [gap.fact for gap in rank.find_gaps()]
+
+
+@no_gpu
+class TestValues:
+    def test_tensors_on_the_cpu_have_data(self, rank: SimulatedRank) -> None:
+        indices = torch.randint(0, 10, (4,))
+        assert all(0 <= int(index) < 10 for index in indices)
+        assert torch.stack([torch.tensor(1.0), torch.tensor(2.0)]).sum().item() == 3.0
+        assert read_facts(rank) == []
+
+    def test_parameters_have_none_and_keep_their_identity_when_moved(
+        self, rank: SimulatedRank
+    ) -> None:
+        model = nn.Linear(4, 4)
+        weight = model.weight
+        assert model.cuda().weight is weight
+        assert weight.is_cuda
+
+    def test_small_tensors_stay_readable_on_the_gpu(self, rank: SimulatedRank) -> None:
+        assert torch.tensor([1, 2]).cuda().tolist() == [1, 2]
+        assert read_facts(rank) == []
+
+    def test_an_unknown_value_is_one_and_reported_with_its_line(self, rank: SimulatedRank) -> None:
+        loss = torch.randn(8, device="cuda").mean()
+        assert loss.item() == 1.0
+        assert f"{loss:.2f}" == "1.00"
+        assert loss.cpu().numpy() == 1.0
+        assert torch.randn(2, 2, device="cuda").tolist() == [[1.0, 1.0], [1.0, 1.0]]
+        assert {gap.place.partition(":")[0].rpartition("/")[2] for gap in rank.find_gaps()} == {
+            "test_simulated_rank.py"
+        }
+
+    def test_numbers_are_finite(self, rank: SimulatedRank) -> None:
+        loss = torch.randn(8, device="cuda").mean()
+        assert not torch.isnan(loss)
+        assert torch.isfinite(loss)
+        assert not (~torch.isfinite(torch.randn(1000, device="cuda"))).any()
+
+    def test_experts_get_equally_many_tokens(self, rank: SimulatedRank) -> None:
+        chosen = torch.randn(64, 8, device="cuda").topk(2).indices
+        assert torch.histc(chosen.float(), bins=8, min=0, max=7).tolist() == [16.0] * 8
+        assert torch.bincount(chosen.flatten(), minlength=8).tolist() == [16] * 8
+        routing = torch.zeros(64, 8, dtype=torch.bool, device="cuda").scatter_(-1, chosen, True)
+        assert routing.sum(dim=0).view(4, 2).sum(dim=1).tolist() == [32] * 4
+        assert all("as many tokens as any other" in fact for fact in read_facts(rank))
+
+    def test_known_values_survive_collectives(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        flag = torch.tensor([0], device="cuda")
+        dist.broadcast(flag, src=0)
+        assert flag.item() == 0
+        count = torch.tensor([3], device="cuda")
+        dist.all_reduce(count)
+        assert count.item() == 24  # the other seven ranks are assumed to have the same
+
+    def test_a_copied_model_is_independent(self, rank: SimulatedRank) -> None:
+        model = nn.Linear(4, 4).cuda()
+        average = copy.deepcopy(model)
+        assert average.weight is not model.weight
+        assert average.weight.requires_grad
+        assert isinstance(average.weight, nn.Parameter)
+
+    def test_addresses_tell_tensors_apart(self, rank: SimulatedRank) -> None:
+        parameters = [nn.Parameter(torch.randn(3, 5)).cuda() for _ in range(50)]
+        assert len({parameter.data_ptr() for parameter in parameters}) == 50
+        assert parameters[0].view(15).data_ptr() == parameters[0].data_ptr()
+
+
+@no_gpu
+class TestCluster:
+    def test_environment_is_that_of_torchrun(self, rank: SimulatedRank) -> None:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        assert [os.environ[name] for name in names] == ["6", "2", "8", "4", "1"]
+
+    def test_gpus_are_those_of_the_host(self, rank: SimulatedRank) -> None:
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 4
+        assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3"
+        assert torch.cuda.get_device_capability() == (9, 0)
+
+    def test_groups_are_made_when_the_program_asks(self, rank: SimulatedRank) -> None:
+        assert not dist.is_initialized()
+        dist.init_process_group("nccl", init_method="tcp://10.0.0.1:29500")
+        assert (dist.get_rank(), dist.get_world_size()) == (6, 8)
+        assert dist.get_backend() == "nccl"
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        assert dist.get_backend() == "gloo"
+
+    def test_a_mesh_makes_the_group_and_selects_the_gpu(self, rank: SimulatedRank) -> None:
+        mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
+        assert list(mesh.get_coordinate() or ()) == [3, 0]
+        assert torch.cuda.current_device() == 2
+
+    def test_a_group_of_another_size_is_reported(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl", rank=1, world_size=2)
+        assert read_facts(rank) == [
+            "the program joined as rank 1 of 2, although it was started as rank 6 of 8"
+        ]
+
+    def test_roles_are_the_stages_of_a_pipeline(self) -> None:
+        run = RunInfo(
+            torch_version="", shardscope_version="", world_size=8, ranks=(),
+            axes=(Axis(name="pp", size=4), Axis(name="tp", size=2)),
+        )  # fmt: skip
+        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0,)
+
+
+class TestFiles:
+    def test_files_are_written_to_scratch_and_read_from_there(
+        self, rank: SimulatedRank, tmp_path: Path
+    ) -> None:
+        os.makedirs("out/step1")
+        Path("out/step1/log.txt").write_text("first\n")
+        with open("out/step1/log.txt", "a") as file:
+            file.write("second\n")
+        assert Path("out/step1/log.txt").read_text() == "first\nsecond\n"
+        os.replace("out/step1/log.txt", "out/last.txt")
+        assert sorted(os.listdir("out")) == ["last.txt", "step1"]
+        assert [entry.name for entry in os.scandir("out") if entry.is_file()] == ["last.txt"]
+        assert not os.path.exists("out/step1/log.txt")
+        with pytest.raises(FileExistsError):
+            os.mkdir("out")
+        with pytest.raises(FileNotFoundError):
+            open("missing/file.txt", "w")  # noqa: SIM115
+
+    def test_the_users_files_do_not_change(self, tmp_path: Path) -> None:
+        work = tmp_path / "work"
+        work.mkdir()
+        (work / "config.txt").write_text("original")
+        (work / "old.txt").write_text("old")
+        request = make_request(tmp_path / "scratch")
+        with SimulatedRank(request, Job(rank=0, instrument="trace")).entered():
+            with open(work / "config.txt", "a") as file:
+                file.write(" changed")
+            os.remove(work / "old.txt")
+            assert (work / "config.txt").read_text() == "original changed"
+            assert os.listdir(work) == ["config.txt"]
+            torch.save({"step": 1}, work / "state.pt")
+            assert torch.load(work / "state.pt") == {"step": 1}
+        assert sorted(os.listdir(work)) == ["config.txt", "old.txt"]
+        assert (work / "config.txt").read_text() == "original"
