@@ -178,6 +178,26 @@ def count_names(texts: Iterable[str]) -> Counter[str]:
     return names
 
 
+# Each file of these packages is a renderer, an op family, or the code of a command.
+_RENDERERS = ("report.text", "report.html", "report.export", "report.compare", "report.tui")
+_FAMILIES = ("parallel.sharding_rules", "cli", "plugins")
+
+
+def is_exempt(source: Source, module: str) -> bool:
+    """Whether a module may have one importer: it is an entry point, a renderer or an op family.
+
+    Entry points are the modules that the public API, `compat` and `testing` name, and modules that
+    are started by their name.
+    """
+    name = module.removeprefix("shardscope.")
+    if name.startswith((*_RENDERERS, *_FAMILIES)):
+        return True
+    is_started = '__name__ == "__main__"' in source.texts[module]
+    return is_started or any(
+        module in source.texts[front] for front in FRONT if front in source.texts
+    )
+
+
 def measure(source: Source) -> Iterator[tuple[str, str]]:
     modules = [name for name in source.paths if name not in source.packages]
     importers: Counter[str] = Counter()
@@ -203,6 +223,11 @@ def measure(source: Source) -> Iterator[tuple[str, str]]:
     yield (
         "modules with one importer",
         f"{len(single)} of {len(modules)} ({len(single) / len(modules):.0%})",
+    )
+    helpers = [name for name in single if not is_exempt(source, name)]
+    yield (
+        "of these neither entry point, renderer nor op family",
+        f"{len(helpers)} ({len(helpers) / len(modules):.0%})",
     )
     yield "modules whose basename repeats", f"{repeated} ({repeated / len(modules):.0%})"
     yield "import and __all__ lines", f"{num_imports:,} ({num_imports / num_code:.1%} of code)"
