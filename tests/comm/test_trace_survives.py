@@ -136,7 +136,7 @@ def test_step_goes_on_when_the_number_of_autograd_nodes_is_unknown(
 ) -> None:
     t = trace(model := Block())
     with t:
-        monkeypatch.setattr(calls.ModuleCalls, "maker_of", broken)
+        monkeypatch.setattr(calls.ModuleCalls, "creator_of", broken)
         model(batch()).sum().backward()
     assert any("torch moved it" in fact for fact in gap_facts(t))
 

@@ -31,8 +31,6 @@ def make_request(scratch: Path, **changes: object) -> Request:
 
 @pytest.fixture
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedRank]:
-    for name in list(os.environ):  # so that what is set is removed again
-        monkeypatch.setenv(name, os.environ[name])
     before = dict(os.environ)
     scratch, work = tmp_path / "scratch", tmp_path / "work"
     work.mkdir()
@@ -40,8 +38,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedR
     simulated = SimulatedRank(make_request(scratch), Job(rank=6, instrument="trace"))
     with simulated.entered():
         yield simulated
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
+    assert os.environ == before
 
 
 def read_facts(rank: SimulatedRank) -> list[str]:

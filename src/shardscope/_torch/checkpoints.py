@@ -43,12 +43,10 @@ def skipped_checkpoints(on_skip: OnSkip) -> Iterator[None]:
                     skip = _skip_folder(function, f"checkpoint.{name}()", on_skip)
                     stack.enter_context(patch.object(module, name, skip))
         if importlib.util.find_spec("safetensors") is not None:
-            import safetensors.torch
-
+            module = importlib.import_module("safetensors.torch")  # not a dependency of ours
             for name in ("save_file", "save_model"):
-                function = getattr(safetensors.torch, name)
-                skip = _skip_second(function, f"safetensors.torch.{name}()", on_skip)
-                stack.enter_context(patch.object(safetensors.torch, name, skip))
+                skip = _skip_second(getattr(module, name), f"safetensors.torch.{name}()", on_skip)
+                stack.enter_context(patch.object(module, name, skip))
         yield
 
 

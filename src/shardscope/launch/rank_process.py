@@ -82,6 +82,7 @@ class SimulatedRank:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Simulate the environment, the GPUs and the process groups until the context ends."""
+        environment = dict(os.environ)
         os.environ.update(self._cluster.environment(self._rank))
         set_scratch_environment(self._scratch)
         contexts: tuple[AbstractContextManager[object], ...] = (
@@ -99,6 +100,7 @@ class SimulatedRank:
             ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
         )
         with ExitStack() as stack:
+            stack.callback(_set_environment, environment)
             for context in contexts:
                 stack.enter_context(context)
             yield
@@ -127,6 +129,11 @@ class SimulatedRank:
 
     def _note_skip(self, what: str) -> None:
         self._skips[_find_line("checkpoints"), what] += 1
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def _find_line(otherwise: str) -> str:

@@ -7,6 +7,7 @@ exchange such objects.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import time
@@ -14,9 +15,36 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
+from shardscope._torch.fake import is_fake
+
 _POLL_SECONDS = 0.02
 NEEDED = "needed-"
 """Prefix of the file by which a rank asks for another one to be started."""
+
+
+def dump_objects(value: object) -> bytes:
+    """Pickle an object; tensors without data become tensors on meta."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+@final
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor) or not is_fake(obj):
+            return NotImplemented
+        layout = (tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad)
+        return _make_on_meta, layout
+
+
+def _make_on_meta(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
+) -> torch.Tensor:
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return tensor.requires_grad_(requires_grad)
 
 
 @final
@@ -37,7 +65,7 @@ class Mailbox:
         path = self._path(self._rank, destination, self._num_sent[destination])
         self._num_sent[destination] += 1
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(pickle.dumps(objects))
+        temporary.write_bytes(dump_objects(objects))
         os.replace(temporary, path)
 
     def receive(self, source: int) -> list[Any]:

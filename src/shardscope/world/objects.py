@@ -22,7 +22,7 @@ from shardscope._torch.collectives.objects import (
     to_group_rank,
     warn_not_in_group,
 )
-from shardscope.world.mailbox import Mailbox
+from shardscope.world.mailbox import Mailbox, dump_objects
 
 __frames__ = "torch's"  # these functions replace torch's
 
@@ -226,7 +226,7 @@ def _dump(obj: Any, weights_only: bool) -> bytes:
     """The bytes of an object as torch serializes it."""
     if not weights_only:
         try:
-            return pickle.dumps(obj)
+            return dump_objects(obj)
         except Exception:
             # torch.distributed.checkpoint sends the exception of this rank to the others.
             failure = obj[0] if isinstance(obj, tuple) and obj else None
