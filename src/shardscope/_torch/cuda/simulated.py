@@ -195,7 +195,9 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
             if op is _MOVE and not types and kwargs["device"].type == "cuda":
                 # Otherwise moved before it becomes fake.
-                args = (_with_constant(mode.from_tensor(args[0]), args[0]), *args[1:])
+                fake = mode.from_tensor(args[0])
+                moved = dispatch(mode, op, types, (fake, *args[1:]), kwargs)
+                return _with_constant(moved, args[0])
         result = dispatch(mode, op, types, args, kwargs or {})
         if not kwargs or "device" not in kwargs:
             result = _move_constants(functools.partial(dispatch, mode), result, args)
@@ -206,10 +208,10 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
 
 def _with_constant(fake: Any, source: torch.Tensor) -> Any:
-    """The fake tensor, with the values of a small tensor with data."""
+    """The fake tensor, with the values of the small tensor with data that it was made from."""
     if source.numel() <= MAX_CONSTANT and not source.is_meta:
         with disable_dispatch_modes():
-            fake.constant = source.detach().clone()
+            fake.constant = source.detach().to(fake.dtype, copy=True)
         fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
     return fake
 
