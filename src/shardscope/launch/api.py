@@ -104,8 +104,8 @@ def run(
             pipeline.
         steps: The number of training steps after which the program is ended.
         gpu: The GPU of the nodes: h200, h100, a100 or b200.
-        real: Run real ranks with torchrun on this machine instead, and trace them.
         is_module: Whether `script` is a module's name, as for `python -m`.
+        real: Run real ranks with torchrun on this machine instead, and trace them.
         on_job: Called when the process of a rank has ended.
 
     Examples:
