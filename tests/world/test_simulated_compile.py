@@ -193,3 +193,14 @@ def test_what_was_compiled_in_a_world_is_not_used_on_data() -> None:
             parameter.fill_(0.5)
     model.compile()
     assert model(torch.ones(1, 64))[0, 0].item() == 0.5 * 128 * 32
+
+
+def test_no_processes_are_started_to_compile_kernels() -> None:
+    counts: list[int | None] = []
+
+    def note_threads(graph: torch.fx.Graph) -> None:
+        counts.append(config.compile_threads)
+
+    with config.patch(post_grad_custom_post_pass=note_threads, compile_threads=4):
+        train("cuda", lambda model, world: None)
+    assert set(counts) == {1}

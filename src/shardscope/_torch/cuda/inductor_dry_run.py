@@ -22,12 +22,14 @@ from shardscope._torch.tree import tensor_leaves
 
 _MODULE = "torch._inductor.compile_fx"
 # Padding is decided by timing kernels, cached code would be run on tensors without data, and
-# folded constants would be computed on the device.
+# folded constants would be computed on the device. Processes that compile kernels would have
+# nothing to do, but a program may wait minutes for them at its end.
 _SETTINGS = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
     "shape_padding": False,
     "joint_graph_constant_folding": False,
+    "compile_threads": 1,
 }
 # The passes that overlap collectives with computation would time kernels and collectives.
 _ESTIMATORS = ("compute_estimator", "collective_estimator")
