@@ -9,7 +9,7 @@ from torch import fx
 
 from shardscope._torch.collectives.functional import is_collective
 from shardscope.attribution.call_sites import user_source
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.parallel.ir.graph import Origin, Reshard, Role, RoleKind, ShardingGraph, Value
 from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
