@@ -20,7 +20,7 @@ from shardscope.report.model.traffic_totals import (
     describe_unknown,
     sum_sent_bytes,
 )
-from shardscope.report.text.elements import draw_level, make_title, shorten
+from shardscope.report.text.style import draw_level, make_title, shorten
 
 _MAX_SIDE = 32  # rows and columns of a picture
 _CELL = 2  # terminal cells per shade
