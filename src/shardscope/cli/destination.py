@@ -90,10 +90,10 @@ class Destination:
         raise AssertionError("there is always another name")
 
 
-def save_file(pieces: bytes | Iterable[bytes], path: str, *, force: bool) -> None:
+def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> None:
     """Write a file other than a recording and name it."""
     with show_progress(f"writing {path}"):
-        write_file(pieces, path, force=force)
+        write_file(chunks, path, force=force)
     print_saved(path)
 
 

@@ -46,10 +46,10 @@ _PLAIN = [name for name in Collective.__struct_fields__ if name not in ("cause",
 
 def render_csv(recording: Recording) -> str:
     """Render every field of every collective; cause and source line have columns of their own."""
-    return b"".join(render_csv_pieces(recording)).decode()
+    return b"".join(render_csv_chunks(recording)).decode()
 
 
-def render_csv_pieces(recording: Recording) -> Iterator[bytes]:
+def render_csv_chunks(recording: Recording) -> Iterator[bytes]:
     """Yield the same CSV as UTF-8, some thousand rows at a time."""
     yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS, "is_simulated"]])
     is_simulated = str(recording.run.is_simulated).lower()
@@ -171,7 +171,7 @@ class _Table(NamedTuple):
 def render_table(recording: Recording, name: str) -> Iterator[bytes]:
     """Yield the table `name`, one of `TABLES`, as UTF-8."""
     if name == "collectives":
-        yield from render_csv_pieces(recording)
+        yield from render_csv_chunks(recording)
     elif name == "coverage":
         yield render_coverage_csv(recording)
     else:

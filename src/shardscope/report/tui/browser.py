@@ -380,8 +380,10 @@ class HelpScreen(ModalScreen[None]):
             yield Static(table, markup=False)
 
 
-_SUBJECTS: list[ViewName] = [subject for subject in get_args(ViewName) if subject != "modules"]
-_TABS = ["modules", *_SUBJECTS]
+_VIEW_NAMES: list[ViewName] = [
+    view_name for view_name in get_args(ViewName) if view_name != "modules"
+]
+_TABS = ["modules", *_VIEW_NAMES]
 _TITLES = {"proof": "Correctness"}
 _FEW_COLUMNS = 72
 _KEYS = (
@@ -440,10 +442,10 @@ class Browser(App[None]):
         with TabbedContent():
             with TabPane("Modules", id="modules"):
                 yield Browse(self._state, id="browse")
-            for subject in _SUBJECTS:
-                title = _TITLES.get(subject, subject.capitalize())
-                with TabPane(title, id=subject), VerticalScroll(classes="view"):
-                    yield Static(id=f"{subject}-view", markup=False)
+            for view_name in _VIEW_NAMES:
+                title = _TITLES.get(view_name, view_name.capitalize())
+                with TabPane(title, id=view_name), VerticalScroll(classes="view"):
+                    yield Static(id=f"{view_name}-view", markup=False)
         yield Footer()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -452,16 +454,16 @@ class Browser(App[None]):
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
         """Draw a view when its tab is first opened."""
-        for subject in _SUBJECTS:
-            if subject == event.pane.id and subject not in self._drawn:
-                self._drawn.add(subject)
-                view = self.query_one(f"#{subject}-view", Static)
+        for view_name in _VIEW_NAMES:
+            if view_name == event.pane.id and view_name not in self._drawn:
+                self._drawn.add(view_name)
+                view = self.query_one(f"#{view_name}-view", Static)
                 view.loading = True
-                self.run_worker(partial(self._draw, subject, view), thread=True)
+                self.run_worker(partial(self._draw, view_name, view), thread=True)
 
-    def _draw(self, subject: ViewName, view: Static) -> None:
+    def _draw(self, view_name: ViewName, view: Static) -> None:
         """Render the view in a thread, so that the screen stays responsive."""
-        drawn = self._views.render(subject)
+        drawn = self._views.render(view_name)
         self.call_from_thread(view.update, drawn)
         self.call_from_thread(setattr, view, "loading", False)
 

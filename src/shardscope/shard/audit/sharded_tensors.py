@@ -119,10 +119,10 @@ class ModelInventory:
         self.rank = rank
         self._rules = PlanMatcher(rules)
         self._sharded = sharded_parameters(model)
-        self._pieces = flat_shards(model)
+        self._flat_shards = flat_shards(model)
         self._hidden: defaultdict[int, list[tuple[str, None]]] = defaultdict(list)
-        for (owner, name), piece in self._pieces.items():
-            if piece.is_hidden:
+        for (owner, name), flat_shard in self._flat_shards.items():
+            if flat_shard.is_hidden:
                 self._hidden[owner].append((name, None))
         self._live = _live_names(model)
         self._fsdp_groups = dict(self._name_groups())
@@ -200,17 +200,17 @@ class ModelInventory:
         if own_tensor is not None and is_lazy(own_tensor):
             self._report_gap(full, "it has no shape yet: run a forward, then audit")
             return
-        flat_piece = self._pieces.get(key)
-        if flat_piece is not None and flat_piece.is_part:
+        flat_shard = self._flat_shards.get(key)
+        if flat_shard is not None and flat_shard.is_part:
             fact = (
                 "FSDP1 is applied on top of tensor parallelism: shape and bytes are those of "
                 "its shard"
             )
             self._report_gap(full, fact)
         record = replace(
-            self._describe(name, own_tensor, flat_piece),
+            self._describe(name, own_tensor, flat_shard),
             is_buffer=is_buffer,
-            live_name=self._live_name(module, name, flat_piece),
+            live_name=self._live_name(module, name, flat_shard),
             checkpoint_key=full if not is_buffer or is_persistent(module, name) else None,
             fsdp_group=self._fsdp_groups.get(key),
             alias_group=self._alias_groups.get(key),
@@ -229,16 +229,16 @@ class ModelInventory:
         return matching[0][0].pattern if matching else None
 
     def _describe(
-        self, name: str, tensor: torch.Tensor | None, piece: FlatShard | None
+        self, name: str, tensor: torch.Tensor | None, flat_shard: FlatShard | None
     ) -> Parameter:
-        if piece is not None:
-            return _describe_piece(name, piece)
+        if flat_shard is not None:
+            return _describe_flat_shard(name, flat_shard)
         assert tensor is not None
         return describe_parameter(name, tensor)
 
-    def _live_name(self, module: nn.Module, name: str, piece: FlatShard | None) -> str:
-        if piece is not None and piece.is_hidden:
-            module, name = piece.holder, FLAT_PARAMETER
+    def _live_name(self, module: nn.Module, name: str, flat_shard: FlatShard | None) -> str:
+        if flat_shard is not None and flat_shard.is_hidden:
+            module, name = flat_shard.holder, FLAT_PARAMETER
         return f"{self._live.get(id(module), '')}.{name}".lstrip(".")
 
     def _name_groups(self) -> Iterator[tuple[Key, str]]:
@@ -262,7 +262,7 @@ class ModelInventory:
                 continue
             hidden = self._hidden.get(id(module), ())
             for name, tensor in chain(own_parameters(module), own_buffers(module), hidden):
-                identity = self._pieces[id(module), name] if tensor is None else tensor
+                identity = self._flat_shards[id(module), name] if tensor is None else tensor
                 full = f"{prefix}.{name}".lstrip(".")
                 holders[id(identity)].append(((id(module), name), full))
         groups = (tensor_keys for tensor_keys in holders.values() if len(tensor_keys) > 1)
@@ -277,16 +277,16 @@ def _live_names(model: nn.Module) -> dict[int, str]:
     return names
 
 
-def _describe_piece(name: str, piece: FlatShard) -> Parameter:
-    itemsize = piece.dtype.itemsize
+def _describe_flat_shard(name: str, flat_shard: FlatShard) -> Parameter:
+    itemsize = flat_shard.dtype.itemsize
     return Parameter(
         name=name,
-        shape=piece.shape,
-        local_shape=(piece.num_local,),
-        dtype=str(piece.dtype).removeprefix("torch."),
-        is_trainable=piece.is_trainable,
-        global_bytes=math.prod(piece.shape) * itemsize,
-        local_bytes=piece.num_local * itemsize,
+        shape=flat_shard.shape,
+        local_shape=(flat_shard.num_local,),
+        dtype=str(flat_shard.dtype).removeprefix("torch."),
+        is_trainable=flat_shard.is_trainable,
+        global_bytes=math.prod(flat_shard.shape) * itemsize,
+        local_bytes=flat_shard.num_local * itemsize,
     )
 
 

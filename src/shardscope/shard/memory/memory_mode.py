@@ -66,7 +66,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         names: ModuleNames,
-        places: PhaseTracker,
+        phase_tracker: PhaseTracker,
         substitution: FakeSubstitution,
         *,
         device_type: str,
@@ -77,13 +77,13 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.has_compiled = False
         self.has_offloaded = False
         self._names = names
-        self._phase_tracker = places
+        self._phase_tracker = phase_tracker
         self._substitution = substitution
         self._device_type = device_type
         self._live = LiveStorages(
             self.allocation_log,
             device_type=device_type,
-            read_place=places.read,
+            read_current=phase_tracker.read,
             substitution=substitution,
         )
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
@@ -257,8 +257,8 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 allocation.is_buffer = True
         if op in MATRIX_OPS and is_in_backward() not in self._has_workspace:
             self._has_workspace.add(is_in_backward())
-            place = self._phase_tracker.read()._replace(module=NO_MODULE)
-            self.allocation_log.begin(CUBLAS_BYTES, place).claim(MemoryKind.TEMPORARIES)
+            charged_to = self._phase_tracker.read()._replace(module=NO_MODULE)
+            self.allocation_log.begin(CUBLAS_BYTES, charged_to).claim(MemoryKind.TEMPORARIES)
         elif op.namespace == "fsdp":
             self._note_fsdp(args, kwargs)
         num_bytes = workspace_bytes(op, args)

@@ -124,7 +124,7 @@ class _MemoryAtEvent(NamedTuple):
     """The allocated bytes after an event."""
 
     order: int
-    place: PhaseAndModule
+    charged_to: PhaseAndModule
     total: int
     by_kind: tuple[int, ...]
 
@@ -143,8 +143,8 @@ def make_profile(
         rank=rank,
         peak_bytes=peak.total,
         peak_order=peak.order,
-        peak_phase=peak.place.phase,
-        peak_module=names.name(peak.place.module),
+        peak_phase=peak.charged_to.phase,
+        peak_module=names.name(peak.charged_to.module),
         at_peak=tuple(_memory_uses(allocation_log, replay.sizes, peak.order, names)),
         samples=tuple(_sample(moment, names) for moment in _choose(step, peak)),
         first_peak_bytes=max(moment.total for moment in first),
@@ -157,7 +157,7 @@ def assign_kinds(allocation_log: AllocationLog) -> None:
     backward = [
         event.allocation.start
         for event in allocation_log.events
-        if event.is_start and event.allocation.place.phase is Phase.BACKWARD
+        if event.is_start and event.allocation.charged_to.phase is Phase.BACKWARD
     ]
     for allocation in (
         *allocation_log.before,
@@ -172,7 +172,7 @@ def _find_kind(allocation: Allocation, backward: list[int]) -> MemoryKind:
     communicated = allocation.is_communicated
     if allocation.start < 0:  # there before the step: its inputs, or DDP's buckets
         return MemoryKind.COMMUNICATION if communicated else MemoryKind.ACTIVATIONS
-    if allocation.place.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.OUTSIDE):
+    if allocation.charged_to.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.OUTSIDE):
         index = bisect_right(backward, allocation.start)
         if index < len(backward) and (allocation.end is None or backward[index] < allocation.end):
             return MemoryKind.ACTIVATIONS
@@ -188,7 +188,7 @@ class _Replay:
         self._allocator = CachingAllocator()
         self._blocks: dict[int, Block] = {}
         self._by_kind = [0] * len(_KINDS)
-        self._place = PhaseAndModule(Phase.OUTSIDE, -1)
+        self._charged_to = PhaseAndModule(Phase.OUTSIDE, -1)
         self.sizes: dict[int, int] = {}  # of the block that an allocation got
         for allocation in allocation_log.before:
             self._begin(allocation)
@@ -205,7 +205,7 @@ class _Replay:
             if allocation.is_on_host:
                 continue
             if is_start:
-                self._place = allocation.place
+                self._charged_to = allocation.charged_to
                 self._begin(allocation)
             else:
                 self._end(allocation)
@@ -229,7 +229,7 @@ class _Replay:
 
     def _read(self, order: int) -> _MemoryAtEvent:
         total = self._allocator.allocated_bytes
-        return _MemoryAtEvent(order, self._place, total, tuple(self._by_kind))
+        return _MemoryAtEvent(order, self._charged_to, total, tuple(self._by_kind))
 
 
 def _memory_uses(
@@ -268,7 +268,7 @@ def _total(moment: _MemoryAtEvent) -> int:
 def _sample(moment: _MemoryAtEvent, names: ModuleNames) -> MemorySample:
     return MemorySample(
         order=moment.order,
-        phase=moment.place.phase,
-        module=names.name(moment.place.module),
+        phase=moment.charged_to.phase,
+        module=names.name(moment.charged_to.module),
         num_bytes=moment.by_kind,
     )
