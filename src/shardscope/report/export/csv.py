@@ -50,7 +50,7 @@ def render_csv(recording: Recording) -> str:
 
 
 def render_csv_chunks(recording: Recording) -> Iterator[bytes]:
-    """Yield the same CSV as UTF-8, some thousand rows at a time."""
+    """Yield what `render_csv` returns, as UTF-8, some thousand rows at a time."""
     yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS, "is_simulated"]])
     is_simulated = str(recording.run.is_simulated).lower()
     cached = lru_cache(_CACHE_SIZE)(disarm)  # most cells repeat, many of them thousands of times

@@ -141,7 +141,7 @@ def render_perfetto(recording: Recording) -> bytes:
 
 
 def render_perfetto_chunks(recording: Recording) -> Iterator[bytes]:
-    """Yield the same trace one rank at a time, which needs far less memory."""
+    """Yield what `render_perfetto` returns, one rank at a time: that needs far less memory."""
     is_timed = has_clock(recording)
     note = f"{_TIMED_NOTE if is_timed else _ORDER_NOTE} {_NOTE}"
     metadata = {"producer": "shardscope", "note": note, "run": recording.run}

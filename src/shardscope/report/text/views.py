@@ -1,4 +1,4 @@
-"""Views on one subject each, as on the HTML page: a view is a list of sections."""
+"""The views of `show`, as on the HTML page: memory, modules, …; a view is a list of sections."""
 
 from __future__ import annotations
 

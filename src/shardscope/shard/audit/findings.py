@@ -167,7 +167,7 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _is_flat(entry: TensorEntry) -> bool:
-    """Whether it is part of a flat parameter of FSDP1, which is not a DTensor."""
+    """Whether a tensor is part of a flat parameter of FSDP1, which is not a DTensor."""
     return entry.record.fsdp_group is not None and entry.mesh is None
 
 

@@ -242,7 +242,7 @@ class ModelInventory:
         return f"{self._live.get(id(module), '')}.{name}".lstrip(".")
 
     def _name_groups(self) -> Iterator[tuple[Key, str]]:
-        """By module and name, the module that FSDP was applied to; of several, the tensor's own."""
+        """Map each tensor (module id, name) to the module whose FSDP group it is in."""
         for group in self.groups:
             holders = {
                 id(module_in_top): top
@@ -254,7 +254,7 @@ class ModelInventory:
                 yield (id(module), parameter), self.name_of(top)
 
     def _find_aliases(self) -> dict[Key, str]:
-        """By module and name, the first name of each tensor that has more than one."""
+        """Map each tensor (module id, name) that has several names to the first of them."""
         holders: defaultdict[int, list[tuple[Key, str]]] = defaultdict(list)
         for index, prefix in enumerate(self.names.names):
             module = self.names.module(index)

@@ -207,7 +207,7 @@ class LiveStorages:
             yield allocation
 
     def find_parts(self, tensor: torch.Tensor) -> Iterator[tuple[Allocation, int, int]]:
-        """Those allocations, with the tensor's offset and size in each, both in bytes."""
+        """The allocations of `tensor`, with its offset and size in each, both in bytes."""
         for plain in plain_tensors(tensor):
             allocation = self.find_existing(plain)
             if allocation is not None:

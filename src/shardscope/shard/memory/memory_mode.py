@@ -163,7 +163,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
 
     def _read_value(self, tensor: _Tensor) -> Any:
-        """Zero where there is no data: most steps log a loss or read a norm."""
+        """What `.item()` returns: zero without data, as most steps only log a loss or a norm."""
         if self._substitution.are_needed(tensor):
             with disable_dispatch_modes():
                 return READ_VALUE(tensor)
@@ -266,7 +266,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.allocation_log.use_briefly(num_bytes, self._phase_tracker.read())
 
     def _note_fsdp(self, args: Any, kwargs: Any) -> None:
-        """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
+        """Claim the buffers that FSDP's own ops copy parameters or gradients to and from."""
         shares = self._find_param_group()
         for tensor in tensor_leaves((args, kwargs or {})):
             for allocation in self._live.find_allocations(tensor):

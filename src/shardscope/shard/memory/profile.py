@@ -21,7 +21,7 @@ _SEGMENT_ALIGNMENT = 2 << 20
 
 @final
 class Block:
-    """A part of a segment, with its neighbours there."""
+    """A part of a segment of the allocator, with the blocks before and after it."""
 
     __slots__ = ("after", "before", "is_free", "is_small", "number", "size")
 
@@ -168,7 +168,7 @@ def assign_kinds(allocation_log: AllocationLog) -> None:
 
 
 def _find_kind(allocation: Allocation, backward: list[int]) -> MemoryKind:
-    """An activation is alive in backward; other allocations are communication or temporaries."""
+    """The kind of an unclaimed allocation: an activation if it is alive in backward."""
     communicated = allocation.is_communicated
     if allocation.start < 0:  # there before the step: its inputs, or DDP's buckets
         return MemoryKind.COMMUNICATION if communicated else MemoryKind.ACTIVATIONS

@@ -39,7 +39,7 @@ HOST = "cpu"
 
 
 class _Recipient(NamedTuple):
-    """A subscription that a span is reported to, and the span's depth among that one's spans."""
+    """A subscription that a span is reported to, and how deep the span is among its spans."""
 
     subscription: Subscription
     depth: int
@@ -118,19 +118,19 @@ class OpenSpan:
         """Report the time that the device measured."""
         assert self.device_start is not None
         parent = self._parent_on_thread()
-        outer_mark = None if parent is None else parent.device_start
+        outer_start = None if parent is None else parent.device_start
         # Work on another stream runs concurrently, not inside it.
         if (
             parent is not None
-            and outer_mark is not None
-            and outer_mark.queue == self.device_start.queue
+            and outer_start is not None
+            and outer_start.queue == self.device_start.queue
         ):
             parent.device_inner_ns += duration_ns
         self._report(start_ns, duration_ns, self.device_inner_ns, self.device_start.device)
 
-    def is_for(self, listener: object) -> bool:
-        """Whether it is reported to `listener`."""
-        return any(recipient.subscription.subscriber is listener for recipient in self.recipients)
+    def is_for(self, subscriber: object) -> bool:
+        """Whether the span is reported to `subscriber`."""
+        return any(recipient.subscription.subscriber is subscriber for recipient in self.recipients)
 
     def _report(self, start_ns: int, duration_ns: int, inner_ns: int, device: str) -> None:
         self_ns = max(0, duration_ns - inner_ns)  # tasks within it may have run side by side
@@ -171,7 +171,7 @@ TOP: ContextVar[OpenSpan | None] = ContextVar("shardscope_top_span", default=Non
 
 
 def open_span(phase: object, name: str, device: str | None) -> None:
-    """Open a span of `phase`; without listeners too, so that its end does not end another."""
+    """Open a span of `phase`, also without subscribers, so that its end does not end another."""
     span = OpenSpan(phase, name, _find_open(TOP.get()))
     TOP.set(span)
     if span.subscriptions:
