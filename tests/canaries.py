@@ -32,12 +32,16 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
-from shardscope._torch.compiling import watched_compiles
 from shardscope._torch.cuda import autocast as cuda_autocast
 from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.decompositions import inductor_table
 from shardscope._torch.dtensor import watch_decisions
-from shardscope._torch.dynamo import compile_and_keep_guards, read_durations, watch_compiles
+from shardscope._torch.dynamo import (
+    compile_and_keep_guards,
+    read_durations,
+    watch_compiles,
+    watched_compiles,
+)
 from shardscope._torch.dynamo_caches import fresh_caches
 from shardscope._torch.graph import switched_back
 from shardscope._torch.storage import scale_all

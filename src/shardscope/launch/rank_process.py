@@ -24,7 +24,7 @@ from shardscope.launch.program import Program, spawned_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Gap, Recording, save
-from shardscope.world.mailbox import Mailbox
+from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
 
 __frames__ = "outermost"  # our callers are not the user's program

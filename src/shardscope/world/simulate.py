@@ -47,8 +47,7 @@ from shardscope._torch.process_groups.simulated_tensors import (
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
-from shardscope.world.mailbox import Mailbox
-from shardscope.world.objects import simulated_object_collectives
+from shardscope.world.objects import Mailbox, simulated_object_collectives
 
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By the identity of a tensor on meta: that tensor, and what has taken its place."""

@@ -24,8 +24,13 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, unshard_tensor
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.ir.shard_spec import (
+    Coordinates,
+    MeshCoordinate,
+    ShardSpec,
+    local_shard,
+    unshard_tensor,
+)
 from shardscope.parallel.passes import RankProgram
 from shardscope.parallel.passes.backward import differentiate, trained_parameters
 from shardscope.parallel.passes.exported import CallArguments

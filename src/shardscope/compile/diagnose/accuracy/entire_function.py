@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from shardscope._torch.compiling import is_compiling, patched_inductor, watched_compiles
+from shardscope._torch.dynamo import is_compiling, patched_inductor, watched_compiles
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
 from shardscope.attribution.tensors import map_tensors
 from shardscope.compile.call_state import (
