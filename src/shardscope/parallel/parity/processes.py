@@ -28,8 +28,8 @@ from shardscope.parallel.equivalence import (
     Task,
     Variant,
 )
-from shardscope.parallel.parity.eager_version import share_equal_tensors
 from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.versions import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated
