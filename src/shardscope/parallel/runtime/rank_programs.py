@@ -30,7 +30,7 @@ from shardscope.parallel.passes.collectives import DifferentiableEmitter, Functi
 from shardscope.parallel.passes.exported import annotate, build_exported, local_state
 from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.memory_use import measure_rank_memory
-from shardscope.parallel.runtime.codegen import Inputs, Results, State, write_function
+from shardscope.parallel.runtime.rank_function import Inputs, Results, State, write_function
 from shardscope.record import RankMemory
 
 

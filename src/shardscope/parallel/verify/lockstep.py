@@ -25,7 +25,7 @@ from shardscope._torch.process_groups.collective_semantics import (
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
-from shardscope.parallel.runtime.codegen import last_uses
+from shardscope.parallel.runtime.rank_function import last_uses
 
 NodeObserver = Callable[[int, fx.Node, object], None]
 """Is shown what each rank's nodes compute."""
