@@ -16,7 +16,8 @@ from shardscope._torch.aot import Compiled, partition_for_inductor
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.decompositions import table_in_force
 from shardscope._torch.dispatch import has_fake_tensors
-from shardscope._torch.export import flatten, unflatten, version_of
+from shardscope._torch.storage import count_writes
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.compile.backends.aot import compile_as_inductor_would
 from shardscope.compile.backends.fault_options import (
     FAILING,
@@ -88,12 +89,12 @@ class _Faulty:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = [value for value in flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-        versions = {id(value): version_of(value) for value in inputs}
+        versions = {id(value): count_writes(value) for value in inputs}
         values, structure = flatten(self._call(*args, **kwargs))
         index = choose_result(values)
         if index is not None:
             value = values[index]
-            is_written = versions.get(id(value), version_of(value)) != version_of(value)
+            is_written = versions.get(id(value), count_writes(value)) != count_writes(value)
             values[index] = self._inject_into_result(value, is_written=is_written)
         return unflatten(values, structure)
 

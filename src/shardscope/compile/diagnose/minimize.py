@@ -428,10 +428,10 @@ class Minimizer:
             finding = self._find_stage(failure)
         except CompileError as error:
             note = f"Finding the stage failed ({error})."
-            return _replace_diagnosis(failure, add_note(failure.diagnosis, note))
+            return dataclasses.replace(failure, diagnosis=add_note(failure.diagnosis, note))
         except KeyboardInterrupt:
-            return _replace_diagnosis(failure, add_note(failure.diagnosis, INTERRUPTED))
-        return _replace_diagnosis(failure, _add_stage(failure.diagnosis, finding))
+            return dataclasses.replace(failure, diagnosis=add_note(failure.diagnosis, INTERRUPTED))
+        return dataclasses.replace(failure, diagnosis=_add_stage(failure.diagnosis, finding))
 
     def _find_stage(self, failure: MinimizedFailure) -> StageFinding:
         last_phase = ""
@@ -454,7 +454,7 @@ class Minimizer:
         return (
             finding
             if finding.part or not last_phase
-            else dataclasses.replace(finding, part=_last_part(last_phase))
+            else dataclasses.replace(finding, part=finding_from_last_phase(last_phase).part)
         )
 
 
@@ -464,17 +464,6 @@ def show_relative_path(suspect: SuspectOp) -> SuspectOp:
     if source is None:
         return suspect
     return replace(suspect, source=replace(source, file=shown_path(source.file)))
-
-
-def _last_part(announcement: str) -> str:
-    """The part of the compiler that was started last before a process died."""
-    return finding_from_last_phase(announcement).part
-
-
-def _replace_diagnosis(failure: MinimizedFailure, diagnosis: Diagnosis) -> MinimizedFailure:
-    return MinimizedFailure(
-        diagnosis, failure.subset, failure.outcome, failure.passing, failure.is_interrupted
-    )
 
 
 def _passing_subset(key: int, search: OpSearch) -> OpSubset | None:

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 
 from shardscope._torch.dtensor import quiet_collectives
-from shardscope._torch.export import flatten, unflatten
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     AS_IT_IS,

@@ -18,8 +18,9 @@ from torch.fx.node import Target
 from torch.nn import functional
 
 from shardscope._torch.dispatch import is_overload, op_schema
-from shardscope._torch.export import expression_of, flatten, flatten_as, range_of, unflatten
+from shardscope._torch.export import expression_of, range_of
 from shardscope._torch.modules import StateLocation, register_tensor
+from shardscope._torch.tree import flatten, flatten_as, unflatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, symbols_in
 from shardscope.parallel.ir.shard_spec import MeshCoordinate

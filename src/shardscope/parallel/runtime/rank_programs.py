@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import has_fake_tensors
-from shardscope._torch.export import flatten
 from shardscope._torch.storage import scale_all
+from shardscope._torch.tree import flatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.mesh import Mesh

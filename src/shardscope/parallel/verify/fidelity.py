@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope._torch.dispatch import TorchDispatchMode
-from shardscope._torch.export import flatten, unflatten
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import perturb_ulp_
 from shardscope.parallel.equivalence import (

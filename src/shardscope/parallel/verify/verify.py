@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.export import flatten
 from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.tree import flatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import fp64_mode, perturb_ulp, to_fp64
 from shardscope.parallel.equivalence import (
