@@ -37,7 +37,7 @@ from shardscope.report.export.tensorboard import render_tensorboard
 from shardscope.report.html.html import render_html
 from shardscope.report.text.summary import render_plain, render_summary
 from shardscope.report.text.views import render_views
-from shardscope.report.tui.walk import BrowserState
+from shardscope.report.tui.browser_state import BrowserState
 
 __all__ = ["READERS", "make_file", "make_seeds"]
 

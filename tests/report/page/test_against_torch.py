@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from page_reader import read_page
 from shardscope import audit, simulate, trace, visualize_sharding
 from shardscope.report.html.html import build_page
-from shardscope.report.html.shard_rectangles import draw_layout
+from shardscope.report.html.sharding_rows import draw_layout
 
 
 class Net(nn.Module):
