@@ -11,6 +11,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -32,12 +33,17 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.origin import is_within
-from shardscope.parallel.parity.pipeline import ParityResult, Version, check_parity
+from shardscope.parallel.parity.pipeline import check_parity
 from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, Problem, find_problems
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
-from shardscope.parallel.parity.versions import EagerVersion, Parallelize, PartitionedVersion
+from shardscope.parallel.parity.result import ParityResult, is_within
+from shardscope.parallel.parity.versions import (
+    EagerVersion,
+    Parallelize,
+    PartitionedVersion,
+    Version,
+)
 from shardscope.record import (
     TOLERABLE,
     Agreement,
@@ -116,7 +122,7 @@ def parity(
         )
     if not processes:
         return _check(version, version, precision=precision, report=report)
-    with Processes(version).closing() as ranks:
+    with closing(Processes(version)) as ranks:
         return _check(version, ranks, precision=precision, report=report)
 
 

@@ -21,8 +21,6 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence, sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.parallel.parity.origin import Origin, OriginKind
-from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.reduction_causes import (
     explain_mixed,
     explain_wrong_group,
@@ -30,6 +28,7 @@ from shardscope.parallel.parity.reduction_causes import (
     find_reduced_shards,
     find_scattered,
 )
+from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
 from shardscope.parallel.parity.scale_causes import (
     find_bias,
     find_ratio,

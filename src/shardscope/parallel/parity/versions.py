@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, final
+from typing import Any, Protocol, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -39,15 +39,45 @@ from shardscope.parallel.equivalence import (
     tie_names,
 )
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.parallel.parity.problems import Problem
+from shardscope.parallel.parity.result import ParityResult
 from shardscope.parallel.partition import partition_by_plan
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values
 from shardscope.record import TOLERABLE, Phase, TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
+
+
+class Version(Protocol):
+    """A parallel version of a model, of which all ranks can be run in any variant."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The original model."""
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Names and sizes of the mesh axes."""
+
+    @property
+    def task(self) -> Task:
+        """The step to run."""
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """The mesh axes along which the batch is sharded."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded along the batch axes."""
+
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank."""
+
 
 Parallelize = Callable[[nn.Module, DeviceMesh], object]
 """The user's function that shards a model on a mesh, in place or by returning another model."""
@@ -72,8 +102,43 @@ class EagerVersion:
     def run_as_rank(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
     ) -> StepResult:
-        """Run a step as one rank."""
-        return run_rank(self, mesh, variant, probe_spec)
+        """Run a step as one rank: copy the model, shard the copy, call it."""
+        model_copy = copy_model(self.model)
+        task = self._own_task(mesh)
+        gather = _Gatherer()
+        seed_generators(task.seed)
+        with variant.applied(model_copy, task) as applied:
+            names = OriginalNames(
+                model_copy,
+                {} if probe_spec is None else probe_spec.renamed.get(dist.get_rank(), {}),
+            )
+            sharded = self.parallelize(model_copy, mesh)
+            model = sharded if isinstance(sharded, nn.Module) else model_copy
+            _check_supported(model)
+            variant.adapt(model)
+            named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
+            ties = tie_names(named)
+            frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
+            parameters = {name: tensor.detach() for name, tensor in named.items()}
+            full = gather(TensorKind.PARAMETER, parameters)
+            originals = dict(named_parameters(self.model))
+            changed = {} if variant.is_marked else dict(_find_changed(full, originals))
+            if variant.is_marked:
+                return StepResult([], {}, {}, parameters=full, ties=ties)
+            if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
+                seed_generators(task.seed)
+            probe = None if probe_spec is None else probe_spec.make_probe()
+            step_result = execute(model, applied, names=names, gather=gather, probe=probe)
+            tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
+        return replace(
+            step_result,
+            parameters=changed,
+            absent=frozenset(originals.keys() - parameters.keys()),
+            added=frozenset(tensors - names.known),
+            ties=ties,
+            frozen=frozen,
+            regions=gather.regions,
+        )
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
@@ -82,50 +147,23 @@ class EagerVersion:
         first: dict[tuple[int, str], torch.Tensor] = {}
 
         def run(_: int, mesh: DeviceMesh) -> StepResult:
-            return share_equal_tensors(run_rank(self, mesh, variant, probe_spec), first)
+            return share_equal_tensors(self.run_as_rank(mesh, variant, probe_spec), first)
 
         return run_ranks_in_threads(self.axes, run, device=self.device)
 
-
-def run_rank(
-    version: EagerVersion, mesh: DeviceMesh, variant: Variant, probe_spec: ProbeSpec | None = None
-) -> StepResult:
-    """Run a step as one rank: copy the model, shard the copy, call it."""
-    model_copy = copy_model(version.model)
-    task = _own_task(version, mesh)
-    gather = _Gatherer()
-    seed_generators(task.seed)
-    with variant.applied(model_copy, task) as applied:
-        names = OriginalNames(
-            model_copy, {} if probe_spec is None else probe_spec.renamed.get(dist.get_rank(), {})
+    def _own_task(self, mesh: DeviceMesh) -> Task:
+        num_shards, index = 1, 0
+        for axis in self.batch_axes:
+            num_shards *= self.axes[axis]
+            index = index * self.axes[axis] + mesh.get_local_rank(axis)
+        if num_shards == 1:
+            return self.task
+        inputs = shard_batch(
+            self.task.inputs, dim=self.batch_dim, num_shards=num_shards, index=index
         )
-        sharded = version.parallelize(model_copy, mesh)
-        model = sharded if isinstance(sharded, nn.Module) else model_copy
-        _check_supported(model)
-        variant.adapt(model)
-        named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
-        ties = tie_names(named)
-        frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
-        parameters = {name: tensor.detach() for name, tensor in named.items()}
-        full = gather(TensorKind.PARAMETER, parameters)
-        originals = dict(named_parameters(version.model))
-        changed = {} if variant.is_marked else dict(_find_changed(full, originals))
-        if variant.is_marked:
-            return StepResult([], {}, {}, parameters=full, ties=ties)
-        if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
-            seed_generators(task.seed)
-        probe = None if probe_spec is None else probe_spec.make_probe()
-        step_result = execute(model, applied, names=names, gather=gather, probe=probe)
-        tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
-    return replace(
-        step_result,
-        parameters=changed,
-        absent=frozenset(originals.keys() - parameters.keys()),
-        added=frozenset(tensors - names.known),
-        ties=ties,
-        frozen=frozen,
-        regions=gather.regions,
-    )
+        # Gradients are averaged over ranks; the default loss is a sum.
+        is_summed = self.task.loss is None and self.task.step is None
+        return self.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
 
 
 def _check_supported(model: nn.Module) -> None:
@@ -134,21 +172,6 @@ def _check_supported(model: nn.Module) -> None:
             "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), whose gradients "
             "are flat shards that parity cannot assign to parameters. Use fully_shard (FSDP2)."
         )
-
-
-def _own_task(version: EagerVersion, mesh: DeviceMesh) -> Task:
-    num_shards, index = 1, 0
-    for axis in version.batch_axes:
-        num_shards *= version.axes[axis]
-        index = index * version.axes[axis] + mesh.get_local_rank(axis)
-    if num_shards == 1:
-        return version.task
-    inputs = shard_batch(
-        version.task.inputs, dim=version.batch_dim, num_shards=num_shards, index=index
-    )
-    # Gradients are averaged over ranks; the default loss is a sum.
-    is_summed = version.task.loss is None and version.task.step is None
-    return version.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
 
 
 def _find_changed(
