@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from shardscope._torch.collectives.functional import is_collective
 from shardscope.attribution.call_sites import user_source
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import (
     OpNode,
     Origin,
@@ -41,7 +42,6 @@ from shardscope.parallel.plan import ResolvedPlan
 from shardscope.parallel.runtime import RankPrograms
 from shardscope.parallel.verify import (
     Trial,
-    divergence_error,
     find_first_divergence,
     flatten_arguments,
     make_trial,
@@ -203,7 +203,7 @@ class ParallelProgram:
         self.verdicts = verify_ranks(self._programs, example, values, self.original)
         wrong = [verdict for verdict in self.verdicts if verdict.agreement not in FINE]
         if wrong:
-            raise divergence_error(wrong, self.find_first_divergence(values))
+            raise _divergence_error(wrong, self.find_first_divergence(values))
         return self.verdicts
 
     def find_first_divergence(self, values: Sequence[Any]) -> Origin | None:
@@ -391,4 +391,31 @@ def _remedy(fallback: propagate.Fallback, axis: str) -> str:
         f"Change the plan so that {op} gets replicated inputs along {axis}, or inputs sharded "
         "along a dim that it supports: now they are gathered, and every rank computes all of "
         "it."
+    )
+
+
+def _divergence_error(
+    wrong: Sequence[TensorVerdict], first_divergence: Origin | None
+) -> ParallelError:
+    """The error for a program whose results differ, first at the op `first_divergence`."""
+    first = wrong[0]
+    more = f" (and {len(wrong) - 1} more tensors)" if len(wrong) > 1 else ""
+    difference = (
+        ""
+        if first.error is None
+        else f" by {first.error:.1e}, where rounding explains {first.noise:.1e}"
+    )
+    location = "its forward agrees, its gradients do not"
+    if first_divergence is not None:
+        module = f" in {first_divergence.module}" if first_divergence.module else ""
+        line = f" ({first_divergence.line})" if first_divergence.line else ""
+        location = (
+            f"the first value that differs is {first_divergence.node}, "
+            f"{first_divergence.op}{module}{line}"
+        )
+    return ParallelError(
+        f"the parallel program does not compute what the original does: {first.kind} {first.name} "
+        f"{first.agreement.replace('_', ' ')}{difference}{more}; {location}. Leave that module "
+        "out of the "
+        "plan, and please report it: this is a bug in shardscope."
     )

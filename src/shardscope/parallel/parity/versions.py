@@ -45,7 +45,7 @@ from shardscope.parallel.parity.result import ParityResult
 from shardscope.parallel.partition import partition_by_plan
 from shardscope.parallel.passes.capture import export_with_loss
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values
+from shardscope.parallel.verify import Trial, join_results, run_ranks, shard_values
 from shardscope.record import TOLERABLE, Phase, TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
 
@@ -340,7 +340,9 @@ class PartitionedVersion:
         results_by_rank: list[list[object]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(results_by_rank, list(results))
         trial = program.make_trial(self._output_names(), is_run=False)
-        return trial.outcome(join_results(trial, dict(enumerate(results_by_rank)))[rank])
+        return trial.outcome(
+            join_results(dict(enumerate(results_by_rank)), trial.result_specs, trial.mesh)[rank]
+        )
 
     def find_problem(self, parity_result: ParityResult) -> list[Problem]:
         """The problem with the first op that the ranks compute wrongly; empty if all agree."""

@@ -1,4 +1,9 @@
-"""Generates a Python function from an FX graph, calling torch functions that are fast to call."""
+"""A rank's program as a Python function, and what surrounds a call of it.
+
+`write_function` generates the source of an FX graph, with torch functions that are fast to call.
+`Inputs` flattens and checks the arguments of a call, `State` reads parameters and buffers from the
+module, and `Results` writes mutated ones back and restores the structure of the output.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +45,17 @@ _METHODS = "contiguous expand masked_fill_.Scalar repeat to.dtype type_as view"
 
 
 def _find_calls() -> dict[str, Callable[..., object]]:
-    calls = {_full_name(name): getattr(torch, _packet(name)) for name in _SAME_NAME.split()}
-    calls |= {_full_name(name): getattr(Tensor, _packet(name)) for name in _METHODS.split()}
+    calls: dict[str, Callable[..., object]] = {}
+    for owner, names in ((torch, _SAME_NAME), (Tensor, _METHODS)):
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            calls[f"{packet}.{overload or 'default'}"] = getattr(owner, packet)
     return calls | {
         "gelu.default": functional.gelu,
         "linear.default": functional.linear,
         "scaled_dot_product_attention.default": functional.scaled_dot_product_attention,
         "silu.default": functional.silu,
     }
-
-
-def _full_name(name: str) -> str:
-    return name if "." in name else f"{name}.default"
-
-
-def _packet(name: str) -> str:
-    return name.split(".")[0]
 
 
 PYTHON_CALLS: Mapping[str, Callable[..., object]] = _find_calls()
@@ -166,7 +166,8 @@ class _FunctionWriter:
                     for key, part in item.items()
                 )
                 return f"{{{', '.join(pairs)}}}"
-        if _has_literal(item):
+        has_literal = item is None or type(item) in (bool, int, str)
+        if has_literal or (type(item) is float and math.isfinite(item)):
             return repr(item)
         return self._bind(item, "constant")
 
@@ -190,12 +191,6 @@ class _FunctionWriter:
             self._names[id(value)] = name
             self._bound[name] = value
         return self._names[id(value)]
-
-
-def _has_literal(item: object) -> bool:
-    if isinstance(item, float):
-        return type(item) is float and math.isfinite(item)
-    return item is None or type(item) in (bool, int, str)
 
 
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -282,7 +277,11 @@ class Inputs:
             if expected.dtype is None:
                 _check_value(value, expected)
             elif not isinstance(value, Tensor) or value.dtype is not expected.dtype:
-                raise _dtype_error(value, expected)
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise ParallelError(
+                    f"{expected.name} is {kind}, and the program was exported with "
+                    f"{expected.dtype}. Convert it, or export the program again."
+                )
             elif expected.dynamic_sizes or value.shape != expected.shape:
                 _check_shape(value, expected)
         if len(self._expected) > 1:
@@ -421,14 +420,6 @@ def _check_value(value: object, expected: _ExpectedInput) -> None:
         )
 
 
-def _dtype_error(value: object, expected: _ExpectedInput) -> ParallelError:
-    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-    return ParallelError(
-        f"{expected.name} is {kind}, and the program was exported with {expected.dtype}. Convert "
-        "it, or export the program again."
-    )
-
-
 @final
 class Results:
     """Copies mutated buffers and inputs back, and unflattens the outputs."""
@@ -499,8 +490,3 @@ class State:
     def values(self) -> list[Any]:
         """The current tensors, in the program's order."""
         return [table[key] for table, key in self._order]
-
-    def find(self, name: str) -> Any:
-        """The current tensor with this name."""
-        table, key = self._locations[name]
-        return table[key]
