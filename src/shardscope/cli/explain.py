@@ -26,8 +26,8 @@ from shardscope.compile.explain.explain import explaining, run_as_it_is
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.elements import shorten
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program

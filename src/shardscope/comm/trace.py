@@ -19,8 +19,13 @@ from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.private import explain_moved_names, moved_names_explained, require
 from shardscope.attribution.module_names import Models, ModuleNames
-from shardscope.attribution.program_records import Inventory, read_axes
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import (
+    Inventory,
+    describe_run,
+    find_torch_gaps,
+    read_axes,
+    read_identity,
+)
 from shardscope.attribution.spans import DEVICE_CLOCK, SpanBeginCallback, Timing, subscribe
 from shardscope.comm.collective_facts import GroupRegistry
 from shardscope.comm.findings import find_comm_problems

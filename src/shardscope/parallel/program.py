@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.collectives.functional import is_collective
 from shardscope.attribution.call_sites import user_source
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import (
     OpNode,

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
 from shardscope._torch.private import explain_moved_names
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps
+from shardscope.attribution.program_records import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     Task,

@@ -18,9 +18,16 @@ from shardscope.report.compare.changes import (
     name_path,
     shorten_label,
 )
-from shardscope.report.text.style import make_text, make_title
+from shardscope.report.text.elements import (
+    Cell,
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    make_text,
+    make_title,
+)
 from shardscope.report.text.summary import render_plain
-from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row
 
 _MAX_ROWS = 30
 _MAX_LINES = 4  # lines of a value or a reason

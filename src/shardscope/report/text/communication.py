@@ -33,9 +33,19 @@ from shardscope.report.model.traffic_totals import (
     spread,
     sum_traffic,
 )
+from shardscope.report.text.elements import (
+    Cell,
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    format_bar,
+    format_share,
+    format_source,
+    make_text,
+    narrower_layouts,
+)
 from shardscope.report.text.heading import describe_passes
-from shardscope.report.text.style import format_bar, format_share, format_source, make_text
-from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 
 _MAX_ROWS = 60
 _PHASES = [str(phase) for phase in Phase]

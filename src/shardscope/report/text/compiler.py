@@ -29,9 +29,18 @@ from shardscope.record import (
 )
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_duration, plural
-from shardscope.report.model.names import shorten
-from shardscope.report.text.style import format_source, make_text, make_title
-from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.elements import (
+    Cell,
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    format_source,
+    make_text,
+    make_title,
+    narrower_layouts,
+    shorten,
+)
 
 _MAX_ROWS = 20
 _MAX_OPS = 8  # kinds of ops named in a line

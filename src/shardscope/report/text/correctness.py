@@ -33,8 +33,18 @@ from shardscope.record import (
 )
 from shardscope.record.layer_names import fold_indices, fold_layers_in_text, join_layers_in_texts
 from shardscope.record.units import format_bytes, format_count, plural
-from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
-from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.elements import (
+    Cell,
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    SourceLine,
+    format_source,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 
 _MAX_ROWS = 60
 _MAX_WRONG = 12

@@ -18,7 +18,7 @@ from shardscope.report.model.traffic_totals import (
     format_spread,
     sum_traffic,
 )
-from shardscope.report.text.style import make_text
+from shardscope.report.text.elements import make_text
 
 
 def render_heading(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> RenderableType:

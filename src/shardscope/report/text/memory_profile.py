@@ -13,8 +13,18 @@ from rich.text import Text
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.units import format_bytes, plural
-from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
-from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.elements import (
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    draw_level,
+    format_bar,
+    format_share,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 
 ESTIMATE = "estimated: the step ran on tensors without data"
 """Where all figures of memory come from."""

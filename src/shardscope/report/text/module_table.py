@@ -13,14 +13,14 @@ from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_bytes, format_count
 from shardscope.report.model.module_tree import ModuleNode
 from shardscope.report.model.traffic_totals import format_spread
-from shardscope.report.text.style import make_text
-from shardscope.report.text.table import (
+from shardscope.report.text.elements import (
     Branch,
     Cell,
     Column,
     ColumnStyle,
     Grid,
     Row,
+    make_text,
     narrower_layouts,
 )
 

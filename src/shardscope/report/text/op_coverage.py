@@ -10,8 +10,18 @@ from rich.text import Text
 
 from shardscope.record import Coverage, OpCoverage, Recording, Verdict
 from shardscope.record.units import UNKNOWN, format_bytes, format_count, format_flops, plural
-from shardscope.report.text.style import SourceLine, format_share, make_text, make_title
-from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.elements import (
+    Cell,
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    SourceLine,
+    format_share,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 
 _MAX_BLOCKERS = 5
 COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)

@@ -23,8 +23,16 @@ from shardscope.record import (
 )
 from shardscope.record.recording import list_calls_by_group
 from shardscope.record.units import format_bytes
-from shardscope.report.text.style import SourceLine, make_text, make_title
-from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.elements import (
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    SourceLine,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 
 _MAX_ROWS = 30
 _COLUMNS = {

@@ -17,11 +17,17 @@ from shardscope.record.layer_names import fold_layers_in_text
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import read_shardings
-from shardscope.report.model.names import shorten
 from shardscope.report.model.traffic_totals import sum_known
+from shardscope.report.text.elements import (
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    make_text,
+    make_title,
+    shorten,
+)
 from shardscope.report.text.heading import name_holder
-from shardscope.report.text.style import make_text, make_title
-from shardscope.report.text.table import Column, ColumnStyle, Grid, Row
 
 _MAX_DRAWINGS = 12
 _MAX_DRAWN_ROWS = 4

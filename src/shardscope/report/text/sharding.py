@@ -15,9 +15,16 @@ from shardscope.record.layer_names import fold_layers, is_layer_number
 from shardscope.record.units import UNKNOWN, format_bytes, plural
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import facts_of
+from shardscope.report.text.elements import (
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 from shardscope.report.text.heading import name_holder
-from shardscope.report.text.style import make_text, make_title
-from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
 FULLY_SHARDED = "FULLY SHARDED"
 _SHARDED = {MarkKind.FULLY_SHARD, MarkKind.FSDP1}

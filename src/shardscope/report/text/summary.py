@@ -26,6 +26,7 @@ from shardscope.report.text.communication import (
 )
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.elements import make_title
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.memory_profile import render_memory
 from shardscope.report.text.module_table import render_tree
@@ -34,7 +35,6 @@ from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
-from shardscope.report.text.style import make_title
 
 View = Literal["module", "axis", "kind", "cause"]
 

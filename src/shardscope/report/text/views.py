@@ -28,6 +28,15 @@ from shardscope.report.text.compiler import (
     render_stage_times,
 )
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.elements import (
+    Column,
+    ColumnStyle,
+    Grid,
+    Row,
+    make_text,
+    make_title,
+    narrower_layouts,
+)
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.memory_profile import ESTIMATE, MemoryArea, find_worst, render_memory
@@ -37,9 +46,7 @@ from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import describe_no_gaps, render_problems
 from shardscope.report.text.shard_drawings import render_drawings, render_layout
 from shardscope.report.text.sharding import render_audit
-from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import View, add_roots, join_notes, note_costs, note_lines
-from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
 _COLUMNS = {
     "view": Column("view", ColumnStyle.NAME, 13),

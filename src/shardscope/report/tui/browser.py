@@ -20,8 +20,8 @@ from shardscope.record import Collective, Finding, Gap, Recording, describe_caus
 from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.model.select import infer_modules
 from shardscope.report.model.traffic_totals import format_spread
+from shardscope.report.text.elements import make_text
 from shardscope.report.text.heading import describe_world
-from shardscope.report.text.style import make_text
 from shardscope.report.text.views import ViewName, Views
 from shardscope.report.tui.browser_state import BrowserState, CallList
 from shardscope.report.tui.module_index import Chain, ModuleEntry, ModuleIndex

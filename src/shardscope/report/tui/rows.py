@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
+from shardscope.report.text.elements import shorten
 
 _GAP = 1
 _HEADER = 1  # lines of the header

@@ -26,7 +26,7 @@ from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
 from shardscope.plan import Plan, PlanMatcher
 from shardscope.plan.placements import Shard

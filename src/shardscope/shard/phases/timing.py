@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.attribution.call_sites import thread_name
-from shardscope.attribution.run_identity import is_simulated, read_identity
+from shardscope.attribution.program_records import is_simulated, read_identity
 from shardscope.attribution.spans import (
     DEVICE_CLOCK,
     SUBSCRIPTIONS,

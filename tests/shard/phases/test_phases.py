@@ -25,7 +25,7 @@ from shardscope.record import PhaseTotal, Span, sum_spans
 from shardscope.shard.phases.timing import TOP, PhaseTimes
 
 pytestmark = pytest.mark.usefixtures("host_clock_only")
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "phases.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "phases.md"
 
 
 def shape(times: PhaseTimes) -> list[tuple[str, int, bool]]:

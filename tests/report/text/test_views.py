@@ -33,8 +33,8 @@ from shardscope.record import (
 from shardscope.report.model.select import keep_modules
 from shardscope.report.show import show as print_result
 from shardscope.report.text.charts import render_matrix, render_timeline
+from shardscope.report.text.elements import draw_level, format_bar
 from shardscope.report.text.memory_profile import MemoryArea
-from shardscope.report.text.style import draw_level, format_bar
 from shardscope.report.text.summary import render_plain
 from shardscope.report.text.views import ViewName, Views, render_views
 

@@ -16,10 +16,9 @@ import sample_recordings as samples
 from shardscope.record import Recording, Source
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
-from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.elements import Column, ColumnStyle, Grid, narrower_layouts, shorten
 from shardscope.report.text.summary import View, render_plain, render_summary
-from shardscope.report.text.table import Column, ColumnStyle, Grid, narrower_layouts
 from shardscope.report.text.views import ViewName, render_views
 
 FOLDER = "/home/somebody/projects/a-very-long-folder-name/and/another/one/inside/of/it"

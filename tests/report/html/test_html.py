@@ -41,7 +41,7 @@ def test_the_same_recording_gives_the_same_bytes_in_any_process() -> None:
         "for r in (s.make_varied(), s.make_holdings(), s.make_llama(num_layers=2)):\n"
         "    print(hashlib.sha256(r.html().encode()).hexdigest())"
     )
-    tests = Path(__file__).parents[1]
+    tests = Path(__file__).parents[2]
     path = os.pathsep.join([str(tests), str(tests.parent / "src")])
     texts = [
         subprocess.run(

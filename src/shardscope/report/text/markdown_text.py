@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, final
 
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
+from shardscope.report.text.elements import shorten
 
 _Item = TypeVar("_Item")
 

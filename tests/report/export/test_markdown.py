@@ -28,7 +28,7 @@ from shardscope.record import Finding, Gap, MemoryKind, Severity
 from shardscope.report.compare.changes_markdown import render_changes_markdown
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.markdown import render_markdown
-from shardscope.report.model.markdown_text import make_code, make_prose
+from shardscope.report.text.markdown_text import make_code, make_prose
 
 markdown_it = pytest.importorskip("markdown_it")
 pytest.importorskip("linkify_it")  # what GitHub makes links of, it does too

@@ -9,8 +9,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from shardscope.report.model.names import shorten_names
-from shardscope.report.text.table import Branch, Column, ColumnStyle, Grid, narrower_layouts
+from shardscope.report.text.elements import (
+    Branch,
+    Column,
+    ColumnStyle,
+    Grid,
+    narrower_layouts,
+    shorten_names,
+)
 
 _COLUMNS = {
     "name": Column("name", ColumnStyle.NAME, 10),
