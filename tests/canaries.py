@@ -348,6 +348,11 @@ def autocast_policies_are_complete() -> bool:
     )
 
 
+def names_a_function(module: Any, name: str) -> Probe:
+    """Whether a module still has a function of that name, which the simulated GPU replaces."""
+    return lambda: callable(getattr(module, name))
+
+
 def fsdp1_chooses_a_cuda_device() -> bool:
     with simulate(mesh={"dp": 2}, device="cuda"):
         model = FullyShardedDataParallel(nn.Linear(4, 4, device="cuda"))
@@ -507,6 +512,26 @@ CANARIES: dict[str, Canary] = {
     "._lazy_init": Canary(
         "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
     ),
+    **{
+        f".{name}": Canary(
+            "refuse records of a GPU that is not there", names_a_function(torch.cuda.memory, name)
+        )
+        for name in (
+            "_dump_snapshot",
+            "_record_memory_history",
+            "_save_memory_usage",
+            "_save_segment_usage",
+            "_set_allocator_settings",
+            "_snapshot",
+        )
+    },
+    **{
+        f".{name}": Canary(
+            "refuse kernels that are compiled for a GPU that is not there",
+            names_a_function(torch.cuda.jiterator, name),
+        )
+        for name in ("_create_jit_fn", "_create_multi_output_jit_fn")
+    },
     "._apply": Canary(
         "make a model's tensors on a device, those that FSDP2 offloads on the CPU",
         lambda: nn.Linear(1, 1)._apply(lambda tensor: tensor.to("meta")).weight.is_meta,
@@ -689,16 +714,6 @@ CANARIES: dict[str, Canary] = {
             lambda result: len(result[0]) == 2 and result[1] == [False, False],
         ),
     ),
-    **{
-        name: Canary(
-            "let DDP reduce in bfloat16 on a simulated CUDA device",
-            ddp_calls(DistributedDataParallel, "_check_comm_hook"),
-        )
-        for name in (
-            "._check_comm_hook",
-            "torch.nn.parallel.DistributedDataParallel._check_comm_hook",
-        )
-    },
     "torch.Tensor._make_subclass": Canary(
         "compute what DDP counts where tensors have no data",
         subclass_is_created_on_device("_make_subclass"),

@@ -282,13 +282,15 @@ def launched_rank(
         gpu: The GPU: h200, h100, a100 or b200.
         mailbox: Carries objects to and from ranks that run as other processes.
         on_join: Called with the rank and size of the default group when the program makes it.
-        on_read: Called when the program reads a value of a tensor without data.
+        on_read: Called when the program reads a value of a tensor without data, or a time.
     """
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
         stack.enter_context(_exclusive_world())
         stack.enter_context(without_if_moved(recompiles_across_devices()))
-        stack.enter_context(simulated_cuda(num_devices, gpu, is_initialized=False))
+        stack.enter_context(
+            simulated_cuda(num_devices, gpu, is_initialized=False, on_unknown=on_read)
+        )
         stack.enter_context(joined_at_once(rank, size, on_join))
         stack.enter_context(without_if_moved(shared_rank_maps()))
         stack.enter_context(_collectives_without_peers(mailbox))
