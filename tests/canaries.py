@@ -15,12 +15,14 @@ from importlib import import_module
 from typing import Any
 
 import functorch.compile
+import spmd_types as spmd
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import AotAutograd
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import fsdp
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -174,6 +176,18 @@ def param_group(model: Any) -> Any:
     state = model._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return state._fsdp_param_group if groups is None else groups[0]
+
+
+def fsdp2_keeps_annotations() -> bool:
+    with simulate({"dp": 2, "tp": 2}) as world:
+        axes = {name: world.mesh.get_group(name) for name in ("dp", "tp")}
+        model = nn.Linear(4, 4, bias=False)
+        spmd.assert_type(model.weight, {axes["dp"]: spmd.R, axes["tp"]: spmd.I})
+        dims = fsdp.DataParallelMeshDims(shard="dp")  # type: ignore[attr-defined]
+        fsdp.fully_shard(model, mesh=world.mesh, dp_mesh_dims=dims)  # type: ignore[call-arg]
+        (param,) = param_group(model).fsdp_params
+        types = param._spmd_init_local_type
+        return param.is_spmd_types and types[spmd.MeshAxis.of(axes["tp"])] is spmd.I
 
 
 @functools.cache
@@ -750,6 +764,11 @@ CANARIES: dict[str, Canary] = {
                 and isinstance(param_group(model).fsdp_params[0].sharded_param, DTensor)
             )
         ),
+    ),
+    "._spmd_init_local_type": Canary(
+        "read the spmd_types annotations of parameters under FSDP2",
+        fsdp2_keeps_annotations,
+        since=(2, 15),
     ),
     "._state_ctx": Canary(
         "find the outermost module of FSDP2",
