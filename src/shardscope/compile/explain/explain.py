@@ -132,8 +132,14 @@ _MAX_ERROR = 300  # characters of an exception's text
 class Explaining:
     """What `explaining` yields; has the result once the context has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: FrameLog) -> None:
+        self._log = log
         self._recording: Recording | None = None
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether anything was compiled so far."""
+        return bool(self._log.frames)
 
     @property
     def recording(self) -> Recording:
@@ -173,7 +179,7 @@ def explaining(*, guards: bool = False, target: str = "") -> Iterator[Explaining
         >>> e.explanation.num_recompiles
     """
     log = FrameLog(has_guards=guards)
-    explained = Explaining()
+    explained = Explaining(log)
     before = read_durations()
     failure = ""
     try:
