@@ -16,11 +16,10 @@ from shardscope.compile.call_state import (
     StateWalk,
     describe_values,
     list_uncompared,
-    preserved_call_state,
-    preserved_code_state,
     walk_call,
     walk_values,
 )
+from shardscope.compile.preserved_state import preserved_call_state, preserved_code_state
 
 COUNT = 0
 SEEN: list[int] = []

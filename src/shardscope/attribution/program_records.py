@@ -6,12 +6,13 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -28,6 +29,7 @@ from shardscope._torch.mesh import (
 )
 from shardscope._torch.modules import own_parameters
 from shardscope._torch.private import missing_names, warn_if_untested
+from shardscope._torch.spmd_types import AxisType, read_annotation
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.record import (
     Axis,
@@ -170,6 +172,40 @@ def _describe_parameters(
 
 def describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
     """The record of a parameter or buffer, without the fields that only `audit` fills."""
+    types = read_annotation(parameter)
+    if types:
+        return _describe_annotated(_describe_tensor(name, parameter), types)
+    return _describe_tensor(name, parameter)
+
+
+def add_types(record: Parameter, types: Mapping[str, str]) -> Parameter:
+    """Add the types that a parameter had along the axes of its mesh before FSDP sharded it."""
+    placed = zip(record.axes, record.placements, strict=True)
+    placements = tuple(
+        "Invariant" if (types.get(axis), placement) == ("I", "Replicate") else placement
+        for axis, placement in placed
+    )
+    return replace(record, placements=placements, is_annotated=True)
+
+
+def _describe_annotated(record: Parameter, types: tuple[AxisType, ...]) -> Parameter:
+    """The record of a plain tensor with its global shape, all shards being of the same size."""
+    shape = list(record.shape)
+    for axis_type in types:
+        if axis_type.dim is not None:
+            shape[axis_type.dim] *= axis_type.size
+    num_parts = math.prod(axis_type.size for axis_type in types if axis_type.dim is not None)
+    return replace(
+        record,
+        shape=tuple(shape),
+        placements=tuple(axis_type.name for axis_type in types),
+        axes=tuple(axis_type.axis for axis_type in types),
+        global_bytes=(record.local_bytes or 0) * num_parts,
+        is_annotated=True,
+    )
+
+
+def _describe_tensor(name: str, parameter: torch.Tensor) -> Parameter:
     placed = parameter if isinstance(parameter, DTensor) else None
     local, itemsize = local_shape(parameter), parameter.dtype.itemsize
     return Parameter(

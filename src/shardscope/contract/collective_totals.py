@@ -27,6 +27,7 @@ from shardscope.record import (
     Recording,
     Redistribute,
     Source,
+    SpmdCall,
     describe_cause,
     expand_ranks,
     name_axis,
@@ -131,6 +132,8 @@ def classify_cause(cause: Cause | str | None) -> tuple[CauseKind, ...]:
             return (CauseKind.CALL,)
         case Compiled():
             return (CauseKind.COMPILED,)
+        case SpmdCall():
+            return (CauseKind.SPMD_TYPES,)
     return (CauseKind.UNKNOWN,)
 
 

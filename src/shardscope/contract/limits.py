@@ -53,6 +53,7 @@ class CauseKind(StrEnum):
     DDP_BUCKET = "ddp_bucket"
     CALL = "call"
     COMPILED = "compiled"
+    SPMD_TYPES = "spmd_types"
     UNKNOWN = "unknown"
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, final
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardscope._torch.cuda.gpus import GPUS
+from shardscope._torch.dynamo_caches import quiet_compiler
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.process_groups.launched import watched_schedules
+from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
-from shardscope.compile.explain.explain import Explaining, explaining
+from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit
 from shardscope.shard.memory.memory import ObservedSteps
@@ -108,7 +109,12 @@ Models = nn.Module | dict[str, nn.Module]
 
 
 class Instrument(Protocol):
-    """Started at the first call of the model that is trained; stopped when the program ends."""
+    """Started at the first call of the model that is trained; stopped when the program ends.
+
+    Without `needs_steps` it is done when it has started, and the program is ended then.
+    """
+
+    needs_steps: bool
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to observe: `models`, mostly one, are about to be called for the first time."""
@@ -122,22 +128,15 @@ class Instrument(Protocol):
 
 @final
 class TraceInstrument:
-    """Records collectives, how the model is sharded, and what torch.compile does."""
+    """Records collectives."""
+
+    needs_steps = True
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
-        self._explaining: Explaining | None = None
-        self._audit: Recording | None = None
-        self._gaps: list[Gap] = []
-        self._stack = ExitStack()
 
     def start(self, models: list[nn.Module]) -> None:
-        """Audit the model, and begin to record."""
-        try:
-            self._audit = audit(models[0])
-        except Exception as error:  # noqa: BLE001 - an audit must not end the program
-            self._gaps.append(Gap(place="audit", fact=f"it could not be made ({error!r})"))
-        self._explaining = self._stack.enter_context(explaining())
+        """Begin to record."""
         self._trace = trace(find_models(models))
         self._trace.__enter__()
 
@@ -145,24 +144,132 @@ class TraceInstrument:
         """Collectives of all steps are recorded alike."""
 
     def stop(self, error: BaseException | None) -> Recording | None:
-        """End, and join what was recorded."""
-        if self._trace is None or self._explaining is None:
+        """End, and return the collectives."""
+        if self._trace is None:
             return None
         self._trace.__exit__(None if error is None else type(error), error, None)
+        return self._trace.recording
+
+
+@final
+class AuditInstrument:
+    """Reads how the model is sharded when it is called first."""
+
+    needs_steps = False
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Audit the model."""
+        try:
+            self._recording = audit(models[0])
+        except Exception as error:  # noqa: BLE001 - an audit must not end the program
+            rank, size = read_identity()
+            gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
+            run = describe_run(rank, size, (), instrument="audit")
+            self._recording = Recording(run=run, gaps=(gap,))
+
+    def end_step(self) -> None:
+        """Nothing is left to observe."""
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """The audit."""
+        return self._recording
+
+
+@final
+class ExplainInstrument:
+    """Records what torch.compile does in the program.
+
+    With `must_compile`, the model is compiled on the inputs of its first call if the program itself
+    has compiled nothing in its first step; that ends the program.
+    """
+
+    needs_steps = True
+
+    def __init__(self, *, must_compile: bool = False) -> None:
+        self._must_compile = must_compile
+        self._explaining: Explaining | None = None
+        self._own: Recording | None = None
+        self._call: ModelCall | None = None
+        self._stack = ExitStack()
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Begin to observe."""
+        if self._must_compile:
+            self._call = ModelCall(models[0])
+        self._explaining = self._stack.enter_context(explaining())
+
+    def end_step(self) -> None:
+        """Compile the model after the first step, if the program has not compiled anything."""
+        call, self._call = self._call, None
+        if call is None or self._explaining is None or self._explaining.has_compiled:
+            return
+        name = f"{type(call.model).__name__}, compiled on the inputs of its first call"
+        with ExitStack() as stack:
+            stack.enter_context(suppress(Exception))  # of which the explanation tells
+            own = stack.enter_context(explaining(target=name))
+            stack.enter_context(quiet_compiler())
+            torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
+        self._own = own.recording
+        raise StepsDone
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """End, and return the graphs; None if there were none."""
+        if self._explaining is None:
+            return None
         self._stack.close()
-        recordings = [self._trace.recording]
-        explanation = self._explaining.recording
-        if any(record.graphs for record in explanation.explanations):
-            recordings.append(explanation)
-        if self._audit is not None:
-            recordings.append(self._audit)
-        recording = merge(recordings) if len(recordings) > 1 else recordings[0]
-        return replace(recording, gaps=(*recording.gaps, *self._gaps))
+        recording = self._own or self._explaining.recording
+        has_graphs = any(record.graphs for record in recording.explanations)
+        return recording if has_graphs or self._must_compile else None
+
+
+@final
+class CombinedInstrument:
+    """Several instruments in one process, and one recording of what they recorded."""
+
+    def __init__(self, instruments: Sequence[Instrument]) -> None:
+        self._instruments = instruments
+        self.needs_steps = any(instrument.needs_steps for instrument in instruments)
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Start all."""
+        for instrument in self._instruments:
+            instrument.start(models)
+
+    def end_step(self) -> None:
+        """Tell all that a step has ended."""
+        for instrument in self._instruments:
+            instrument.end_step()
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """End all, the last one first."""
+        recordings = [instrument.stop(error) for instrument in reversed(self._instruments)]
+        present = [recording for recording in recordings if recording is not None]
+        return merge(present) if len(present) > 1 else next(iter(present), None)
+
+
+@final
+class ModelCall:
+    """The arguments of the next call of a model, which is about to happen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self._hook = model.register_forward_pre_hook(self._note, prepend=True, with_kwargs=True)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._hook.remove()
 
 
 @final
 class MemoryInstrument:
     """Estimates the memory of the steps; compiled functions run eagerly."""
+
+    needs_steps = True
 
     def __init__(self, device_bytes: int | None) -> None:
         self._device_bytes = device_bytes
@@ -193,6 +300,8 @@ class MemoryInstrument:
 class NoInstrument:
     """Records nothing."""
 
+    needs_steps = True
+
     def start(self, models: list[nn.Module]) -> None:
         """Do nothing."""
 
@@ -204,11 +313,17 @@ class NoInstrument:
         return None
 
 
-def make_instrument(name: str, gpu: str) -> Instrument:
-    """The instrument of that name for a GPU: "trace", "memory", or one that records nothing."""
-    if name == "trace":
-        return TraceInstrument()
-    return MemoryInstrument(GPUS[gpu].total_memory) if name == "memory" else NoInstrument()
+def make_instrument(names: str, gpu: str) -> Instrument:
+    """The instruments of these names, joined by "+"; one that records nothing for others."""
+    makers: dict[str, Callable[[], Instrument]] = {
+        "audit": AuditInstrument,
+        "explain": ExplainInstrument,
+        "compile": lambda: ExplainInstrument(must_compile=True),
+        "trace": TraceInstrument,
+        "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
+    }
+    instruments = [makers[name]() for name in names.split("+") if name in makers]
+    return CombinedInstrument(instruments) if instruments else NoInstrument()
 
 
 def find_models(called: list[nn.Module]) -> Models:

@@ -9,8 +9,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from shardscope import Memory, memory, simulate
+from shardscope._torch.cuda.caching_allocator import CONTEXT_BYTES
 from shardscope.record import Finding, Severity
-from shardscope.shard.memory.advice import ADVICE, CONTEXT_BYTES, OUT_OF_MEMORY
+from shardscope.shard.memory.advice import ADVICE, OUT_OF_MEMORY
 
 DIM = 1024
 WEIGHT = DIM * DIM * 4

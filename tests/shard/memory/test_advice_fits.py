@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from shardscope import Memory, memory, simulate
+from shardscope._torch.cuda.caching_allocator import CONTEXT_BYTES
 from shardscope.record import Finding
-from shardscope.shard.memory.advice import ADVICE, CONTEXT_BYTES
+from shardscope.shard.memory.advice import ADVICE
 
 DIM = 1024
 WEIGHT = DIM * DIM * 4

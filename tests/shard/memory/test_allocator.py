@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardscope.shard.memory.profile import CachingAllocator
+from shardscope._torch.cuda.caching_allocator import CachingAllocator
 
 MIB = 1 << 20
 

@@ -16,7 +16,8 @@ from shardscope._torch.aot import Compiled, partition_for_inductor
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.decompositions import table_in_force
 from shardscope._torch.dispatch import has_fake_tensors
-from shardscope._torch.export import flatten, unflatten, version_of
+from shardscope._torch.storage import count_writes
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.compile.backends.aot import compile_as_inductor_would
 from shardscope.compile.backends.fault_options import (
     FAILING,
@@ -88,12 +89,12 @@ class _Faulty:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = [value for value in flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-        versions = {id(value): version_of(value) for value in inputs}
+        versions = {id(value): count_writes(value) for value in inputs}
         values, structure = flatten(self._call(*args, **kwargs))
         index = choose_result(values)
         if index is not None:
             value = values[index]
-            is_written = versions.get(id(value), version_of(value)) != version_of(value)
+            is_written = versions.get(id(value), count_writes(value)) != count_writes(value)
             values[index] = self._inject_into_result(value, is_written=is_written)
         return unflatten(values, structure)
 
@@ -257,14 +258,21 @@ _STAGES = {
 }
 
 
-def fault_compile_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Raise InjectedFault when a graph with the op is compiled.
+def _make_backend(kind: Kind, effect: str) -> Callable[..., Compiled]:
+    """The backend `fault_<kind>`, whose docstring begins with its effect."""
+
+    def compile_with_fault(
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: Options = None,
+        mode: str | None = None,
+    ) -> Compiled:
+        plan = read_plan(kind, options, mode)
+        return _STAGES[plan.stage](gm, example_inputs, plan=plan)
+
+    compile_with_fault.__name__ = compile_with_fault.__qualname__ = f"fault_{kind}"
+    compile_with_fault.__doc__ = f"""{effect}
 
     Args:
         gm: The graph that dynamo captured.
@@ -273,120 +281,24 @@ def fault_compile_error(
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_compile_error", options=options)(x)
+        >>> options = {{"op": "relu"}}
+        >>> torch.compile(model, backend="shardscope_fault_{kind}", options=options)(x)
     """
-    return _compile("compile_error", gm, example_inputs, options, mode)
+    return compile_with_fault
 
 
-def fault_runtime_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Raise InjectedFault when compiled code runs the op.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_runtime_error", options=options)(x)
-    """
-    return _compile("runtime_error", gm, example_inputs, options, mode)
-
-
-def fault_accuracy_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Change the op's result: by 1, or by the options `by` and `times`.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_accuracy_error", options=options)(x)
-    """
-    return _compile("accuracy_error", gm, example_inputs, options, mode)
-
-
-def fault_nan(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Make the op's result NaN if it is floating point.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_nan", options=options)(x)
-    """
-    return _compile("nan", gm, example_inputs, options, mode)
-
-
-def fault_hang(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Never return from the op until interrupted.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_hang", options=options)(x)
-    """
-    return _compile("hang", gm, example_inputs, options, mode)
-
-
-def fault_crash(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """End the process at the op with a segmentation fault.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_crash", options=options)(x)
-    """
-    return _compile("crash", gm, example_inputs, options, mode)
+fault_compile_error = _make_backend(
+    "compile_error", "Raise InjectedFault when a graph with the op is compiled."
+)
+fault_runtime_error = _make_backend(
+    "runtime_error", "Raise InjectedFault when compiled code runs the op."
+)
+fault_accuracy_error = _make_backend(
+    "accuracy_error", "Change the op's result: by 1, or by the options `by` and `times`."
+)
+fault_nan = _make_backend("nan", "Make the op's result NaN if it is floating point.")
+fault_hang = _make_backend("hang", "Never return from the op until interrupted.")
+fault_crash = _make_backend("crash", "End the process at the op with a segmentation fault.")
 
 
 def fault_non_leaf(
@@ -418,14 +330,3 @@ def has_non_leaf(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     tensors = [tensor for tensor in example_inputs if isinstance(tensor, torch.Tensor)]
     is_trivial = not any(node.op.startswith("call_") for node in gm.graph.nodes)
     return not is_trivial and not all(tensor.is_leaf for tensor in tensors)
-
-
-def _compile(
-    kind: Kind,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    mode: str | None,
-) -> Compiled:
-    plan = read_plan(kind, options, mode)
-    return _STAGES[plan.stage](gm, example_inputs, plan=plan)

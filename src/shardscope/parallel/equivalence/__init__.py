@@ -29,14 +29,6 @@ from shardscope.parallel.equivalence.parameters import (
     TracedWeights,
     is_unclear,
 )
-from shardscope.parallel.equivalence.result import (
-    Key,
-    Region,
-    StepResult,
-    find_stages,
-    named_tensors,
-    tie_names,
-)
 from shardscope.parallel.equivalence.runs import (
     AS_IT_IS,
     MARKED,
@@ -50,16 +42,22 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
+    Key,
     OriginalNames,
     Probe,
+    Region,
+    StepResult,
     Task,
     call_model,
     default_loss,
     execute,
+    find_stages,
     is_cleared,
     named_buffers,
     named_parameters,
+    named_tensors,
     shard_batch,
+    tie_names,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,

@@ -35,8 +35,14 @@ from shardscope.numerics import (
 )
 from shardscope.parallel.equivalence.cases import Runs
 from shardscope.parallel.equivalence.parameters import mark_weights
-from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.equivalence.step import Probe, Task, execute, named_parameters
+from shardscope.parallel.equivalence.step import (
+    Probe,
+    StepResult,
+    Task,
+    execute,
+    named_parameters,
+    tie_names,
+)
 
 
 @final

@@ -18,28 +18,27 @@ from shardscope.parallel.ir.graph import (
     RoleKind,
     ShardingGraph,
     Strategy,
+    SymbolicSizes,
     Value,
     describe_origin,
     error_context,
     explained,
+    find_sharded_symbols,
     map_nest,
     raise_explained,
+    symbols_in,
     values_in,
 )
 from shardscope.parallel.ir.mesh import Mesh, describe_axes, read_mesh
-from shardscope.parallel.ir.reference_sharding import (
+from shardscope.parallel.ir.shard_spec import (
     Coordinates,
+    MeshCoordinate,
+    ShardSpec,
     all_coordinates,
     grad_placement,
     local_shard,
     shard_tensor,
     unshard_tensor,
-)
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import (
-    SymbolicSizes,
-    find_sharded_symbols,
-    symbols_in,
 )
 
 __all__ = [

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, final
+from dataclasses import replace
+from typing import final
 
 import torch
-from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
 from shardscope.parallel.equivalence import (
-    AS_IT_IS,
     MARKED,
     Case,
     Key,
     Probe,
     Runs,
     StepResult,
-    Task,
     TensorComparison,
     TracedWeights,
     Variant,
@@ -38,7 +35,6 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
-from shardscope.parallel.parity.origin import Origin, OriginKind
 from shardscope.parallel.parity.probe import (
     ModuleProbe,
     OpProbe,
@@ -52,7 +48,9 @@ from shardscope.parallel.parity.recheck import (
     recheck_fp64,
     recheck_without_rng,
 )
-from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
+from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult
+from shardscope.parallel.parity.ties import find_broken_ties
+from shardscope.parallel.parity.versions import Version
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 Report = Callable[[str, str], None]
@@ -61,52 +59,6 @@ Report = Callable[[str, str], None]
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 _MAX_MASKED = 8  # shards; the single device runs once for each
-
-
-class Version(Protocol):
-    """A parallel version of a model, of which all ranks can be run in any variant."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The original model."""
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """Names and sizes of the mesh axes."""
-
-    @property
-    def task(self) -> Task:
-        """The step to run."""
-
-    @property
-    def batch_axes(self) -> Sequence[str]:
-        """The mesh axes along which the batch is sharded."""
-
-    @property
-    def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded along the batch axes."""
-
-    def run(
-        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
-        """The result of each rank."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ParityResult:
-    """The comparisons of all tensors, and where the versions diverge."""
-
-    comparisons: list[TensorComparison]
-    reference: StepResult  # of the single device
-    has_exact: bool = True  # the noise floor comes from double precision
-    origins: list[Origin] = field(default_factory=list)
-    types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
-    op: WrongOp | None = None  # at the first origin
-    missing_elements: Mapping[str, str] = field(default_factory=dict)  # weights without a rank
-    num_calls: int = 1  # of the model, on a rank
-    num_cleared: int = 0  # times that a rank cleared gradients before another backward
-    broken_ties: Sequence[BrokenTie] = ()
 
 
 def check_parity(

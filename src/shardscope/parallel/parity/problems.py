@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shardscope.parallel.equivalence import TensorComparison
+from shardscope.parallel.parity.causes import OriginExplainer
 from shardscope.parallel.parity.explanation import (
     UNKNOWN,
     Explanation,
@@ -21,10 +22,8 @@ from shardscope.parallel.parity.explanation import (
     name_location,
     suggest_remedy,
 )
-from shardscope.parallel.parity.origin import Origin, OriginKind, is_within
-from shardscope.parallel.parity.origin_causes import OriginExplainer
-from shardscope.parallel.parity.pipeline import ParityResult
-from shardscope.parallel.parity.ties import BrokenTie, explain_tie
+from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult, is_within
+from shardscope.parallel.parity.ties import explain_tie
 from shardscope.record import (
     TOLERABLE,
     Agreement,

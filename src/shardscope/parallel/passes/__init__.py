@@ -14,8 +14,12 @@ from shardscope.parallel.passes.from_export import make_functional, read_program
 from shardscope.parallel.passes.grad_reduction import Gradients
 from shardscope.parallel.passes.lower import RankProgram
 from shardscope.parallel.passes.propagate import AxisConstraints, Fallback, propagate_axis
-from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
-from shardscope.parallel.passes.schedule_check import check_order, group_ranks_by_shapes
+from shardscope.parallel.passes.schedule import (
+    ScheduledCollective,
+    check_order,
+    group_ranks_by_shapes,
+    trace_collectives,
+)
 
 __all__ = [
     "AxisConstraints",

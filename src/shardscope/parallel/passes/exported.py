@@ -16,12 +16,11 @@ from torch.export.graph_signature import (
     OutputSpec,
 )
 
-from shardscope._torch.export import expression_of, fake_mode_of, flatten, traced, unflatten
+from shardscope._torch.export import expression_of, fake_mode_of, traced
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.errors import ParallelError
-from shardscope.parallel.ir.graph import ShardingGraph, Value, explained
-from shardscope.parallel.ir.reference_sharding import local_shard
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
+from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, explained
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec, local_shard
 from shardscope.parallel.passes.lower import RankProgram
 
 _StateT = TypeVar("_StateT")

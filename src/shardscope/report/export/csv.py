@@ -28,6 +28,7 @@ from shardscope.record import (
     Redistribute,
     Source,
     Span,
+    SpmdCall,
     Verdict,
     format_ranks,
 )
@@ -91,7 +92,7 @@ def describe_cause(call: Collective) -> str | None:
     match call.cause:
         case Redistribute(asked_by=words) | FullyShard(action=words):
             return words
-        case Call(api=words) | Compiled(graph=words):
+        case Call(api=words) | Compiled(graph=words) | SpmdCall(function=words):
             return words
         case BucketReduce(parameters=parameters):
             return " ".join(parameters)
@@ -100,6 +101,8 @@ def describe_cause(call: Collective) -> str | None:
 
 def _from_redistribute(field: str) -> Callable[[Collective], Cell]:
     def read(call: Collective) -> Cell:
+        if isinstance(call.cause, SpmdCall) and field != "is_implicit":
+            return str(getattr(call.cause, field))
         if not isinstance(call.cause, Redistribute):
             return None
         value = getattr(call.cause, field)

@@ -368,7 +368,7 @@ class _Drawings:
         return tuple(self._drawn)
 
     def draw(self, module: Module, parameter: Parameter) -> int:
-        if not parameter.placements:
+        if not parameter.placements or "Varying" in parameter.placements:
             return NOWHERE
         among = self._holders.find(module, parameter)
         key = (parameter.shape, parameter.placements, parameter.axes, among)
@@ -428,7 +428,8 @@ def _list_rows(recording: Recording, index: Index, drawings: _Drawings) -> Itera
 def _describe_placement(parameter: Parameter, world_size: int) -> str:
     if parameter.placements:
         placed = zip(parameter.axes, parameter.placements, strict=False)
-        return ", ".join(f"{axis}: {placement}" for axis, placement in placed)
+        words = ", ".join(f"{axis}: {placement}" for axis, placement in placed)
+        return f"{words} (annotated with spmd_types)" if parameter.is_annotated else words
     if parameter.fsdp_group is not None:
         return "flattened with the others of its FSDP group"
     return "not distributed" if world_size > 1 else "not sharded"

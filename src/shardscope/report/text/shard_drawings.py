@@ -66,7 +66,7 @@ def _gather(recording: Recording) -> dict[_PlacementGroup, _Users]:
     groups: dict[_PlacementGroup, _Users] = {}
     for module in recording.modules:
         for parameter in module.parameters:
-            if parameter.placements:
+            if parameter.placements and "Varying" not in parameter.placements:
                 group = _PlacementGroup(
                     _count_parts(parameter, sizes), parameter.placements, parameter.axes
                 )

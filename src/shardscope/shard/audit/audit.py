@@ -151,7 +151,7 @@ def find_plan_problems(
     for rule in rules:
         if rule.pattern not in used:
             yield _unused(rule, "it matches no module and no parameter of the model", modules)
-    if is_applied or any(entry.mesh is not None for entry in inventory.tensors):
+    if is_applied or any(entry.is_placed for entry in inventory.tensors):
         yield from _find_missed(inventory, rules)
         yield from _find_idle(inventory, rules)
 
@@ -225,7 +225,7 @@ def _shard_dim(placement: Any, entry: TensorEntry) -> int | None:
 
 
 def _describe(inventory: ModelInventory, entry: TensorEntry) -> str:
-    if entry.mesh is None:
+    if not entry.is_placed:
         return "a plain tensor"
     placements = describe_placements(inventory.planned_placements(entry).values())
     return ", ".join(placements) if placements else "sharded by FSDP only"

@@ -26,6 +26,7 @@ from shardscope._torch.fsdp import (
     FLAT_PARAMETER,
     FlatShard,
     FsdpGroup,
+    annotated_parameters,
     flat_shards,
     fsdp_groups,
     modules_under_fsdp,
@@ -41,8 +42,9 @@ from shardscope._torch.modules import (
     own_parameters,
     unwrap,
 )
+from shardscope._torch.spmd_types import AxisType, read_annotation
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.program_records import describe_parameter
+from shardscope.attribution.program_records import add_types, describe_parameter
 from shardscope.plan import PlanMatcher
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import PlanRule
@@ -98,6 +100,12 @@ class TensorEntry:
     record: Parameter
     tensor: torch.Tensor | None  # None where FSDP1 has hidden it
     mesh: DeviceMesh | None
+    types: tuple[AxisType, ...] = ()  # of a plain tensor with an annotation of spmd_types
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has placements: those of a DTensor, or an annotation."""
+        return self.mesh is not None or bool(self.types)
 
     @property
     def local_bytes(self) -> int:
@@ -119,6 +127,7 @@ class ModelInventory:
         self.rank = rank
         self._rules = PlanMatcher(rules)
         self._sharded = sharded_parameters(model)
+        self._annotated = annotated_parameters(model)
         self._flat_shards = flat_shards(model)
         self._hidden: defaultdict[int, list[tuple[str, None]]] = defaultdict(list)
         for (owner, name), flat_shard in self._flat_shards.items():
@@ -131,6 +140,36 @@ class ModelInventory:
         }
         self._alias_groups = self._find_aliases()
         self.modules = tuple(self._read_modules())
+        self._has_annotations = any(entry.record.is_annotated for entry in self.tensors)
+        self._report_untyped()
+
+    def is_known(self, entry: TensorEntry) -> bool:
+        """Whether it is known how a tensor is distributed.
+
+        Not for a tensor whose spmd_types annotation is V (varying), nor for one without
+        annotation where others are annotated.
+        """
+        if entry.is_placed or entry.record.fsdp_group is not None:
+            return all(axis_type.type != "V" for axis_type in entry.types)
+        return not self._has_annotations
+
+    def _report_untyped(self) -> None:
+        """Report what the annotations of spmd_types leave unknown."""
+        for entry in self.tensors:
+            kind = "buffer" if entry.record.is_buffer else "parameter"
+            if not entry.is_placed and not self.is_known(entry):
+                fact = (
+                    f"this {kind} has no spmd_types annotation: whether it is sharded or "
+                    "replicated is not known"
+                )
+                self._report_gap(entry.name, fact)
+            axes = [axis_type.axis for axis_type in entry.types if axis_type.type == "V"]
+            if axes:
+                fact = (
+                    f"its type on {', '.join(axes)} is V (varying), which does not name a sharded "
+                    "dim: its shape is that of this rank"
+                )
+                self._report_gap(entry.name, fact)
 
     def name_of(self, module: nn.Module) -> str:
         """The clean name of one of the model's modules."""
@@ -148,6 +187,9 @@ class ModelInventory:
 
     def planned_placements(self, entry: TensorEntry) -> dict[str, Placement]:
         """A tensor's placements along the axes that FSDP does not use, by axis."""
+        if entry.types:
+            placed = ((axis_type.axis, axis_type.placement) for axis_type in entry.types)
+            return {axis: placement for axis, placement in placed if placement is not None}
         if not isinstance(entry.tensor, DTensor):
             return {}
         group = entry.record.fsdp_group
@@ -207,8 +249,11 @@ class ModelInventory:
                 "its shard"
             )
             self._report_gap(full, fact)
+        described = self._describe(name, own_tensor, flat_shard)
+        if key in self._annotated:
+            described = add_types(described, self._annotated[key])
         record = replace(
-            self._describe(name, own_tensor, flat_shard),
+            described,
             is_buffer=is_buffer,
             live_name=self._live_name(module, name, flat_shard),
             checkpoint_key=full if not is_buffer or is_persistent(module, name) else None,
@@ -217,7 +262,8 @@ class ModelInventory:
             rule=self._find_rule(module, name, index),
         )
         mesh = own_tensor.device_mesh if isinstance(own_tensor, DTensor) else None
-        yield TensorEntry(name=full, record=record, tensor=own_tensor, mesh=mesh)
+        types = () if own_tensor is None else read_annotation(own_tensor)
+        yield TensorEntry(name=full, record=record, tensor=own_tensor, mesh=mesh, types=types)
 
     def _report_gap(self, place: str, fact: str) -> None:
         self.gaps.append(Gap(place=place.lstrip("."), fact=fact, rank=self.rank))

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
-from shardscope._torch.cuda.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
+from shardscope._torch.cuda.workspaces import CublasHandles, workspace_bytes
 from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
@@ -90,7 +90,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._has_flat_parameters = any(map(has_flat_parameters, names.roots()))
         self._trials = ShapePropagationTracker()
         self._is_wrapper: dict[type, bool] = {}
-        self._has_workspace: set[bool] = set()  # of cuBLAS, in forward and in backward
+        self._cublas_handles = CublasHandles()
         self._hooks: dict[int, RemovableHandle] = {}  # by the parameter
         self._parameters: list[_Tensor] = []  # kept alive, so that their ids stay unique
         for model in names.roots():
@@ -255,10 +255,10 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocation = self._live.find_or_begin(tensor)
             if allocation is not None and op in _EMPTY:
                 allocation.is_buffer = True
-        if op in MATRIX_OPS and is_in_backward() not in self._has_workspace:
-            self._has_workspace.add(is_in_backward())
+        lasting_bytes = self._cublas_handles.begin(op)
+        if lasting_bytes:
             charged_to = self._phase_tracker.read()._replace(module=NO_MODULE)
-            self.allocation_log.begin(CUBLAS_BYTES, charged_to).claim(MemoryKind.TEMPORARIES)
+            self.allocation_log.begin(lasting_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
         elif op.namespace == "fsdp":
             self._note_fsdp(args, kwargs)
         num_bytes = workspace_bytes(op, args)

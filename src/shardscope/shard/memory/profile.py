@@ -1,120 +1,16 @@
-"""The memory profile of an allocation log: purposes, peak, and CUDA's caching allocator."""
+"""The memory profile of an allocation log: purposes and peak, by a model of CUDA's allocator."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
+from shardscope._torch.cuda.caching_allocator import Block, CachingAllocator
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, MemoryUse, Phase
 from shardscope.shard.memory.allocations import Allocation, AllocationLog, PhaseAndModule
-
-_ALIGNMENT = 512
-_SMALL = 1 << 20  # requests up to here share small segments
-_SMALL_SEGMENT = 2 << 20
-_LARGE_SEGMENT = 20 << 20
-_MIN_OWN_SEGMENT = 10 << 20  # requests from here on get a segment of their own
-_SEGMENT_ALIGNMENT = 2 << 20
-
-
-@final
-class Block:
-    """A part of a segment of the allocator, with the blocks before and after it."""
-
-    __slots__ = ("after", "before", "is_free", "is_small", "number", "size")
-
-    def __init__(self, size: int, number: int, *, is_small: bool) -> None:
-        self.size = size
-        self.number = number  # its position: segments by age, blocks by address
-        self.is_small = is_small
-        self.is_free = False
-        self.before: Block | None = None
-        self.after: Block | None = None
-
-
-@final
-class CachingAllocator:
-    """Models CUDA's caching allocator: counts allocated bytes and bytes reserved on the device."""
-
-    def __init__(self) -> None:
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by size, number
-        self._blocks: dict[int, Block] = {}  # free ones, by number
-        self._next_address = 0
-
-    def allocate(self, num_bytes: int) -> Block:
-        """The smallest free block that is large enough, split if the rest is worth keeping."""
-        size = max(_ALIGNMENT, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
-        is_small = size <= _SMALL
-        block = self._take(size, is_small) or self._reserve(size, is_small)
-        rest = block.size - size
-        if rest >= _ALIGNMENT if is_small else rest > _SMALL:
-            self._split(block, size)
-        self.allocated_bytes += block.size
-        return block
-
-    def release(self, block: Block) -> None:
-        """Free a block, and merge it with free neighbours."""
-        self.allocated_bytes -= block.size
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.is_free:
-                self._remove(neighbour)
-                block = _join(neighbour, block)
-        self._add(block)
-
-    def _take(self, size: int, is_small: bool) -> Block | None:
-        pool = self._free[is_small]
-        index = bisect_left(pool, (size, -1))
-        if index == len(pool):
-            return None
-        block = self._blocks[pool[index][1]]
-        self._remove(block)
-        return block
-
-    def _reserve(self, size: int, is_small: bool) -> Block:
-        if is_small:
-            segment = _SMALL_SEGMENT
-        elif size < _MIN_OWN_SEGMENT:
-            segment = _LARGE_SEGMENT
-        else:
-            segment = -(-size // _SEGMENT_ALIGNMENT) * _SEGMENT_ALIGNMENT
-        self.reserved_bytes += segment
-        block = Block(segment, self._next_address, is_small=is_small)
-        self._next_address += segment
-        return block
-
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.number + size, is_small=block.is_small)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        self._add(rest)
-
-    def _add(self, block: Block) -> None:
-        block.is_free = True
-        self._blocks[block.number] = block
-        insort(self._free[block.is_small], (block.size, block.number))
-
-    def _remove(self, block: Block) -> None:
-        block.is_free = False
-        pool = self._free[block.is_small]
-        del pool[bisect_left(pool, (block.size, block.number))]
-        del self._blocks[block.number]
-
-
-def _join(block: Block, neighbour: Block) -> Block:
-    """Merge two adjacent blocks."""
-    first, second = (block, neighbour) if block.number < neighbour.number else (neighbour, block)
-    first.size += second.size
-    first.after = second.after
-    if second.after is not None:
-        second.after.before = first
-    return first
-
 
 MAX_SAMPLES = 500
 _KINDS = {kind: index for index, kind in enumerate(MemoryKind)}

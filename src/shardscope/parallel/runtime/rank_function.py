@@ -1,22 +1,218 @@
-"""Inputs, results and state of a rank's program: flattened, checked, and written back."""
+"""A rank's program as a Python function, and what surrounds a call of it.
+
+`write_function` generates the source of an FX graph, with torch functions that are fast to call.
+`Inputs` flattens and checks the arguments of a call, `State` reads parameters and buffers from the
+module, and `Results` writes mutated ones back and restores the structure of the output.
+"""
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import sympy
-from torch import Tensor, dtype, nn
+import torch
+from torch import Tensor, dtype, fx, nn
 from torch.export import ExportedProgram
+from torch.fx.node import Target
+from torch.nn import functional
 
-from shardscope._torch.export import expression_of, flatten, flatten_as, range_of, unflatten
+from shardscope._torch.dispatch import is_overload, op_schema
+from shardscope._torch.export import expression_of, range_of
 from shardscope._torch.modules import StateLocation, register_tensor
+from shardscope._torch.tree import flatten, flatten_as, unflatten
 from shardscope.errors import ParallelError
-from shardscope.parallel.ir.graph import ShardingGraph, Value
+from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, symbols_in
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes, symbols_in
 from shardscope.plan.placements import Size
+
+_SAME_NAME = """
+    abs add.Tensor addmm all.dim amax any.dim argmax baddbmm bitwise_and.Tensor bitwise_not
+    bitwise_or.Tensor bmm cat clamp clamp_min clone cos cumsum div.Tensor embedding eq.Scalar
+    eq.Tensor erf exp flip ge.Scalar ge.Tensor gt.Scalar gt.Tensor index_select layer_norm le.Scalar
+    le.Tensor log logical_and logical_not logical_or logsumexp.default lt.Scalar lt.Tensor matmul
+    masked_fill.Scalar masked_fill.Tensor maximum mean.dim minimum mm mul.Tensor native_layer_norm
+    ne.Scalar ne.Tensor neg permute pow.Tensor_Scalar reciprocal relu reshape rms_norm rsqrt
+    rsub.Scalar select.int sigmoid sin softmax.int sqrt squeeze.dim stack sub.Tensor sum
+    sum.dim_IntList t tanh transpose.int tril triu unsqueeze var.dim where.self
+"""
+_METHODS = "contiguous expand masked_fill_.Scalar repeat to.dtype type_as view"
+
+
+def _find_calls() -> dict[str, Callable[..., object]]:
+    calls: dict[str, Callable[..., object]] = {}
+    for owner, names in ((torch, _SAME_NAME), (Tensor, _METHODS)):
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            calls[f"{packet}.{overload or 'default'}"] = getattr(owner, packet)
+    return calls | {
+        "gelu.default": functional.gelu,
+        "linear.default": functional.linear,
+        "scaled_dot_product_attention.default": functional.scaled_dot_product_attention,
+        "silu.default": functional.silu,
+    }
+
+
+PYTHON_CALLS: Mapping[str, Callable[..., object]] = _find_calls()
+"""By the name of an overload of ATen's."""
+
+
+def python_call(op: Target) -> Callable[..., object]:
+    """The function to call for `op`: itself, or an equivalent one with less overhead."""
+    if not is_overload(op):
+        assert callable(op)
+        return op
+    schema = op_schema(op)
+    namespace, _, name = schema.name.partition("::")
+    if namespace != "aten":
+        return op
+    return PYTHON_CALLS.get(f"{name}.{schema.overload_name or 'default'}", op)
+
+
+_numbers = itertools.count()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RankFunction:
+    """`run(state, inputs)` returns the graph's results in order.
+
+    `state` has the graph's inputs that are state, then `attributes`, the tensor attributes of the
+    graph module.
+    """
+
+    run: Callable[[Sequence[object], Sequence[object]], Sequence[Any]]
+    attributes: Mapping[str, Tensor]
+    source: str
+
+
+def write_function(graph_module: fx.GraphModule, *, is_input: Sequence[bool]) -> RankFunction:
+    """The function of a graph; `is_input`: whether each placeholder is an input, not state."""
+    return _FunctionWriter(graph_module, is_input).write()
+
+
+@final
+class _FunctionWriter:
+    """Writes the source of a graph's function, and collects the objects that it refers to."""
+
+    def __init__(self, graph_module: fx.GraphModule, is_input: Sequence[bool]) -> None:
+        self._graph_module = graph_module
+        self._nodes = list(graph_module.graph.nodes)
+        self._is_input = is_input
+        self._used_names = {node.name for node in self._nodes} | {"state", "inputs"}
+        self._bound: dict[str, object] = {}
+        self._names: dict[int, str] = {}  # by id of the bound object
+        attribute_nodes = [node for node in self._nodes if node.op == "get_attr"]
+        attribute_values = {str(node.target): self._attribute(node) for node in attribute_nodes}
+        self._tensors = {
+            name: value for name, value in attribute_values.items() if isinstance(value, Tensor)
+        }
+        self._attributes = {str(node.target): str(node.name) for node in attribute_nodes}
+
+    def write(self) -> RankFunction:
+        freed = last_uses(self._graph_module.graph)
+        lines = self._head()
+        for node in self._nodes:
+            if node.op == "call_function":
+                lines.append(f"{node.name} = {self._call(node)}")
+            elif node.op == "output":
+                lines.append(f"return {self._format_argument(node.args[0])}")
+                break
+            unused = [value.name for value in freed.get(node, ()) if value.op == "call_function"]
+            if unused:
+                lines.append(f"del {', '.join(unused)}")
+        source = "def run(state, inputs):\n" + "".join(f"    {line}\n" for line in lines)
+        return RankFunction(_define(source, self._bound), self._tensors, source)
+
+    def _head(self) -> list[str]:
+        placeholders = [node.name for node in self._nodes if node.op == "placeholder"]
+        roles = list(zip(placeholders, self._is_input, strict=True))
+        state = [name for name, is_input in roles if not is_input]
+        state += [self._attributes[name] for name in self._tensors]
+        inputs = [name for name, is_input in roles if is_input]
+        unpacked = [("state", state), ("inputs", inputs)]
+        return [f"{', '.join(names)}, = {source}" for source, names in unpacked if names]
+
+    def _call(self, node: fx.Node) -> str:
+        if node.target is operator.getitem:
+            return f"{self._format_argument(node.args[0])}[{self._format_argument(node.args[1])}]"
+        function = self._bind(python_call(node.target), str(node.target))
+        arguments = [self._format_argument(argument) for argument in node.args]
+        arguments += [
+            f"{name}={self._format_argument(argument)}" for name, argument in node.kwargs.items()
+        ]
+        return f"{function}({', '.join(arguments)})"
+
+    def _format_argument(self, item: object) -> str:
+        """The source of an argument; an object without a literal is bound to a name."""
+        match item:
+            case fx.Node():
+                return self._format_node(item)
+            case tuple():
+                return f"({''.join(self._format_argument(part) + ', ' for part in item)})"
+            case list():
+                return f"[{', '.join(self._format_argument(part) for part in item)}]"
+            case slice():
+                parts = (item.start, item.stop, item.step)
+                return f"slice({', '.join(self._format_argument(part) for part in parts)})"
+            case dict():
+                pairs = (
+                    f"{self._format_argument(key)}: {self._format_argument(part)}"
+                    for key, part in item.items()
+                )
+                return f"{{{', '.join(pairs)}}}"
+        has_literal = item is None or type(item) in (bool, int, str)
+        if has_literal or (type(item) is float and math.isfinite(item)):
+            return repr(item)
+        return self._bind(item, "constant")
+
+    def _format_node(self, node: fx.Node) -> str:
+        if node.op != "get_attr":
+            return node.name
+        if str(node.target) in self._tensors:
+            return self._attributes[str(node.target)]
+        return self._bind(self._attribute(node), str(node.target))
+
+    def _attribute(self, node: fx.Node) -> object:
+        return operator.attrgetter(str(node.target))(self._graph_module)
+
+    def _bind(self, value: object, label: str) -> str:
+        if id(value) not in self._names:
+            identifier = "".join(char if char.isalnum() else "_" for char in label)
+            name = f"_{identifier}"
+            while name in self._used_names:
+                name += "_"
+            self._used_names.add(name)
+            self._names[id(value)] = name
+            self._bound[name] = value
+        return self._names[id(value)]
+
+
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """By node, the nodes whose values no later node uses."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        last[node] = node
+        last.update(dict.fromkeys(node.all_input_nodes, node))
+    freed: dict[fx.Node, list[fx.Node]] = {}
+    for value, user in last.items():
+        freed.setdefault(user, []).append(value)
+    return freed
+
+
+def _define(source: str, bound: Mapping[str, object]) -> Callable[..., Any]:
+    name = f"<rank program {next(_numbers)}>"
+    # Tracebacks look up source lines there.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = dict(bound)
+    exec(compile(source, name, "exec"), scope)
+    run: Callable[..., Any] = scope["run"]
+    return run
 
 
 @final
@@ -81,7 +277,11 @@ class Inputs:
             if expected.dtype is None:
                 _check_value(value, expected)
             elif not isinstance(value, Tensor) or value.dtype is not expected.dtype:
-                raise _dtype_error(value, expected)
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise ParallelError(
+                    f"{expected.name} is {kind}, and the program was exported with "
+                    f"{expected.dtype}. Convert it, or export the program again."
+                )
             elif expected.dynamic_sizes or value.shape != expected.shape:
                 _check_shape(value, expected)
         if len(self._expected) > 1:
@@ -220,14 +420,6 @@ def _check_value(value: object, expected: _ExpectedInput) -> None:
         )
 
 
-def _dtype_error(value: object, expected: _ExpectedInput) -> ParallelError:
-    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-    return ParallelError(
-        f"{expected.name} is {kind}, and the program was exported with {expected.dtype}. Convert "
-        "it, or export the program again."
-    )
-
-
 @final
 class Results:
     """Copies mutated buffers and inputs back, and unflattens the outputs."""
@@ -298,8 +490,3 @@ class State:
     def values(self) -> list[Any]:
         """The current tensors, in the program's order."""
         return [table[key] for table, key in self._order]
-
-    def find(self, name: str) -> Any:
-        """The current tensor with this name."""
-        table, key = self._locations[name]
-        return table[key]

@@ -1,14 +1,19 @@
-"""Where a parallel version diverges from the original: the first code whose result differs."""
+"""The result of comparing a parallel version with the original, and where the two diverge.
+
+An `Origin` is the first code whose result differs although its inputs agree.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence import Layout, TensorComparison
+from shardscope.parallel.equivalence import Layout, StepResult, TensorComparison
+from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.record import Phase
 
 
@@ -51,6 +56,39 @@ class Origin:
         """Forward or backward."""
         is_forward = self.kind in (OriginKind.OUTPUT, OriginKind.INPUT)
         return Phase.FORWARD if is_forward else Phase.BACKWARD
+
+
+@final
+@dataclass(frozen=True)
+class BrokenTie:
+    """Parameters of the parallel model that are one parameter in the original.
+
+    `names` has all names of the original's parameter, `copies` one name for each parameter that
+    it became. The copies are on one rank, or, with `is_across_ranks`, on different ranks, such
+    as those of different pipeline stages.
+    """
+
+    names: tuple[str, ...]
+    copies: tuple[str, ...]
+    frozen: tuple[str, ...] = ()  # copies that require no gradient
+    is_across_ranks: bool = False
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ParityResult:
+    """The comparisons of all tensors, and where the versions diverge."""
+
+    comparisons: list[TensorComparison]
+    reference: StepResult  # of the single device
+    has_exact: bool = True  # the noise floor comes from double precision
+    origins: list[Origin] = field(default_factory=list)
+    types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
+    op: WrongOp | None = None  # at the first origin
+    missing_elements: Mapping[str, str] = field(default_factory=dict)  # weights without a rank
+    num_calls: int = 1  # of the model, on a rank
+    num_cleared: int = 0  # times that a rank cleared gradients before another backward
+    broken_ties: Sequence[BrokenTie] = ()
 
 
 def is_within(module: str, outer: str) -> bool:
