@@ -12,12 +12,7 @@ parameters each rank holds, where names and shapes do not determine it.
     verdicts = [compare_case(case).verdict for case in make_cases(runs, ranks, sizes)]
 """
 
-from shardscope.parallel.equivalence.cases import (
-    Case,
-    Runs,
-    drop_extra_calls,
-    make_cases,
-)
+from shardscope.parallel.equivalence.cases import Case, Runs, drop_extra_calls, make_cases
 from shardscope.parallel.equivalence.compare import (
     TensorComparison,
     compare,
@@ -25,10 +20,7 @@ from shardscope.parallel.equivalence.compare import (
     describe_dtype,
     name_dtype,
 )
-from shardscope.parallel.equivalence.parameters import (
-    TracedWeights,
-    is_unclear,
-)
+from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
 from shardscope.parallel.equivalence.runs import (
     AS_IT_IS,
     MARKED,

@@ -14,12 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.dispatch import (
-    TorchDispatchMode,
-    is_overload,
-    name_arguments,
-    op_packet,
-)
+from shardscope._torch.dispatch import TorchDispatchMode, is_overload, name_arguments, op_packet
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
 from shardscope._torch.tree import map_leaves
 from shardscope.errors import ParityError, ShardscopeError

@@ -14,10 +14,7 @@ from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence import (
-    TensorComparison,
-    shard_layouts,
-)
+from shardscope.parallel.equivalence import TensorComparison, shard_layouts
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence, sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp

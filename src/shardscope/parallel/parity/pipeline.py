@@ -35,13 +35,7 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
-from shardscope.parallel.parity.probe import (
-    ModuleProbe,
-    OpProbe,
-    ProbePoint,
-    ProbeSpec,
-    Role,
-)
+from shardscope.parallel.parity.probe import ModuleProbe, OpProbe, ProbePoint, ProbeSpec, Role
 from shardscope.parallel.parity.recheck import (
     accept_own_outputs,
     is_coarse,

@@ -21,11 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
-from shardscope.parallel.equivalence import (
-    AS_IT_IS,
-    StepResult,
-    Variant,
-)
+from shardscope.parallel.equivalence import AS_IT_IS, StepResult, Variant
 from shardscope.parallel.parity.probe import ProbeSpec
 from shardscope.parallel.parity.versions import Version, share_equal_tensors
 

@@ -10,11 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence import (
-    StepResult,
-    TensorComparison,
-    tie_names,
-)
+from shardscope.parallel.equivalence import StepResult, TensorComparison, tie_names
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.parallel.parity.result import BrokenTie
 from shardscope.record import Suspect

@@ -10,11 +10,7 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ArgumentSpec,
-    ExportGraphSignature,
-    OutputSpec,
-)
+from torch.export.graph_signature import ArgumentSpec, ExportGraphSignature, OutputSpec
 
 from shardscope._torch.export import expression_of, fake_mode_of, traced
 from shardscope._torch.tree import flatten, unflatten

@@ -18,11 +18,7 @@ from shardscope.parallel.sharding_rules.context import (
     TensorSpec,
 )
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
-from shardscope.parallel.sharding_rules.registry import (
-    find_decomposition,
-    find_lowering,
-    find_rule,
-)
+from shardscope.parallel.sharding_rules.registry import find_decomposition, find_lowering, find_rule
 
 __all__ = [
     "GraphBuilder",

@@ -32,10 +32,7 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.shard_spec import (
-    ShardSpec,
-    unshard_tensor,
-)
+from shardscope.parallel.ir.shard_spec import ShardSpec, unshard_tensor
 from shardscope.parallel.passes import RankProgram, WithLoss
 from shardscope.parallel.passes.backward import differentiate, trained_parameters
 from shardscope.parallel.passes.capture import expand_objects

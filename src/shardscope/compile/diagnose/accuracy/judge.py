@@ -12,11 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from shardscope._torch.dynamo import (
-    find_backend,
-    patched_inductor,
-    watched_compiles,
-)
+from shardscope._torch.dynamo import find_backend, patched_inductor, watched_compiles
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import map_tensor_leaves
 from shardscope.compile.diagnose.accuracy.check_result import (
