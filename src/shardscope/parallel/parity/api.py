@@ -33,17 +33,12 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.pipeline import check_parity
+from shardscope.parallel.parity.pipeline import Version, check_parity
 from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, Problem, find_problems
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
 from shardscope.parallel.parity.result import ParityResult, is_within
-from shardscope.parallel.parity.versions import (
-    EagerVersion,
-    Parallelize,
-    PartitionedVersion,
-    Version,
-)
+from shardscope.parallel.parity.versions import EagerVersion, Parallelize, PartitionedVersion
 from shardscope.record import (
     TOLERABLE,
     Agreement,

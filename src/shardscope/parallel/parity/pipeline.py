@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Protocol, final
 
 import torch
+from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
 from shardscope.parallel.equivalence import (
+    AS_IT_IS,
     MARKED,
     Case,
     Key,
     Probe,
     Runs,
     StepResult,
+    Task,
     TensorComparison,
     TracedWeights,
     Variant,
@@ -44,7 +47,6 @@ from shardscope.parallel.parity.recheck import (
 )
 from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult
 from shardscope.parallel.parity.ties import find_broken_ties
-from shardscope.parallel.parity.versions import Version
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 Report = Callable[[str, str], None]
@@ -53,6 +55,35 @@ Report = Callable[[str, str], None]
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 _MAX_MASKED = 8  # shards; the single device runs once for each
+
+
+class Version(Protocol):
+    """A parallel version of a model, of which all ranks can be run in any variant."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The original model."""
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Names and sizes of the mesh axes."""
+
+    @property
+    def task(self) -> Task:
+        """The step to run."""
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """The mesh axes along which the batch is sharded."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded along the batch axes."""
+
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank."""
 
 
 def check_parity(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import final
 
 from shardscope.parallel.equivalence import TensorComparison
-from shardscope.parallel.parity.causes import OriginExplainer
 from shardscope.parallel.parity.explanation import (
     UNKNOWN,
     Explanation,
@@ -22,6 +21,7 @@ from shardscope.parallel.parity.explanation import (
     name_location,
     suggest_remedy,
 )
+from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult, is_within
 from shardscope.parallel.parity.ties import explain_tie
 from shardscope.record import (

@@ -22,8 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
 from shardscope.parallel.equivalence import AS_IT_IS, StepResult, Variant
+from shardscope.parallel.parity.pipeline import Version
 from shardscope.parallel.parity.probe import ProbeSpec
-from shardscope.parallel.parity.versions import Version, share_equal_tensors
+from shardscope.parallel.parity.versions import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated

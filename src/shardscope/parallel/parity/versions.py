@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -48,36 +48,6 @@ from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify import Trial, join_results, run_ranks, shard_values
 from shardscope.record import TOLERABLE, Phase, TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
-
-
-class Version(Protocol):
-    """A parallel version of a model, of which all ranks can be run in any variant."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The original model."""
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """Names and sizes of the mesh axes."""
-
-    @property
-    def task(self) -> Task:
-        """The step to run."""
-
-    @property
-    def batch_axes(self) -> Sequence[str]:
-        """The mesh axes along which the batch is sharded."""
-
-    @property
-    def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded along the batch axes."""
-
-    def run(
-        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
-        """The result of each rank."""
-
 
 Parallelize = Callable[[nn.Module, DeviceMesh], object]
 """The user's function that shards a model on a mesh, in place or by returning another model."""
