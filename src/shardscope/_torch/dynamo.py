@@ -1,4 +1,8 @@
-"""Dynamo: events while it compiles, compile times, ids of graph breaks, registered backends."""
+"""Dynamo: events and times of its compilations, ids of graph breaks, registered backends.
+
+`find_backend` is what torch.compile calls with a graph, and `is_compiling` tells errors of the
+compiler from those of the program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A partitioned program: each rank's program on request, its collectives, memory and parity."""
+"""The result of `parallelize`: each rank's program on request, and the record of how it was made.
+
+The record lists the collectives that were inserted, the ops that fell back to replicated inputs,
+the placement of every parameter, input and output, the memory of the ranks, and whether their
+results equal those of a single device.
+"""
 
 from __future__ import annotations
 

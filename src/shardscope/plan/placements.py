@@ -1,4 +1,6 @@
-"""Placements of a value along one mesh axis: Replicate, Shard and Partial."""
+"""Placements of a value along one mesh axis (Replicate, Shard, Partial), and the text that plans
+write them as, such as `shard(0)`.
+"""
 
 from __future__ import annotations
 

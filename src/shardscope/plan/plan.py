@@ -1,5 +1,5 @@
-"""A plan: the style or placements of each module or tensor, in one form; also read from and
-written as TOML.
+"""A plan: how each module or tensor of a model is sharded, as a dict, a TOML file, or the
+`tp_plan` of a transformers model, all read into one class, `Plan`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Object collectives in a simulated world: same traffic, results from this rank's own objects.
+"""Object collectives (`all_gather_object`, …) in a simulated world: same traffic, other results.
 
 Nothing arrives from other ranks, so torch's versions would unpickle uninitialized memory. These
 issue the same collectives, with the sizes of this rank's objects, and return copies of these.
+Ranks of a launched program exchange the objects themselves, through a `Mailbox`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from shardscope.compile.backends.aot import compile_as_inductor_would
 from shardscope.compile.backends.graph_backends import (
     copy_graph,
     graphs_in,
+    has_non_leaf,
     run_boxed,
     user_line,
     values_of,
@@ -497,10 +498,3 @@ def fault_non_leaf(
     if has_non_leaf(gm, example_inputs):
         raise InjectedFault("Injected compile error: an input is not a leaf of autograd's graph.")
     return gm.forward
-
-
-def has_non_leaf(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether the graph has a call and an input that is not an autograd leaf."""
-    tensors = [tensor for tensor in example_inputs if isinstance(tensor, torch.Tensor)]
-    is_trivial = not any(node.op.startswith("call_") for node in gm.graph.nodes)
-    return not is_trivial and not all(tensor.is_leaf for tensor in tensors)

@@ -1,4 +1,8 @@
-"""Reduces a failing graph to the fewest ops that fail, and finds the stage that causes it."""
+"""Reduces a failing graph to the fewest ops that fail, and finds the stage that causes it.
+
+`OpSearch` is the search itself (delta debugging), with as few queries as possible; `Minimizer` asks
+the worker, and bisects the compiler's stages for the ops that are left.
+"""
 
 from __future__ import annotations
 

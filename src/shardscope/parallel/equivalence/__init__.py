@@ -2,8 +2,8 @@
 
 The model as the user wrote it, on a single device, is called the original. A step (`step.py`) runs
 on every rank, and on the single device in several variants (`runs.py`): as it is, in double
-precision, and with perturbed weights. Each run gives a `StepResult` (`result.py`): outputs,
-gradients and changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
+precision, and with perturbed weights. Each run gives a `StepResult`: outputs, gradients and
+changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
 of each; `compare.py` decides whether a tensor agrees, as a full tensor or as shards, of which
 `tensor_shards.py` finds the layout. `parameters.py` finds out which elements of the original's
 parameters each rank holds, where names and shapes do not determine it.

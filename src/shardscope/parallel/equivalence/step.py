@@ -1,4 +1,4 @@
-"""Runs one step of a model, on a single device or as one rank, and collects its result."""
+"""Runs one step of a model, on a single device or as one rank, and collects its `StepResult`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The graph that the passes work on (values, op nodes, reshards), and errors that name the op they
-concern.
+"""The graph that the passes work on: values, op nodes and reshards, with symbolic sizes.
+
+Also errors that name the op they concern (`error_context`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Shards real tensors onto the ranks of a mesh by their placements, and restores the
-full tensors.
+"""The shape and placements of a tensor on a mesh (`ShardSpec`), and real tensors sharded by them.
+
+`ShardSpec` says what each rank's local shape is; `shard_tensor`, `local_shard` and `unshard_tensor`
+shard a tensor for the ranks, or for one of them, and restore the full tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The eager parallel version: runs a step on every rank, each with a copy of the original."""
+"""The parallel versions that `parity` can run: of which every rank gives a `StepResult`.
+
+`EagerVersion` calls the user's function, which shards a copy of the model on each rank.
+`PartitionedVersion` partitions the model by a plan, as `parallelize` does.
+"""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 `capture` exports a model, `from_export` makes the program functional and reads it into a
 `ShardingGraph`. `propagate` assigns placements along one mesh axis and inserts reshards: it chooses
-among the `strategies` of each op by the `cost_model`. `schedule` and `schedule_check` list the
-collectives of each rank and check that they match, `grad_reduction` finds which gradients need one.
-`lower` writes the FX graph of one rank, with `reshard` and `collectives`; `exported` makes an
-ExportedProgram of it, `backward` a joint graph, and `memory_use` measures either.
+among the `strategies` of each op by the `cost_model`. `schedule` lists the collectives of each rank
+and checks that they match, `grad_reduction` finds which gradients need one. `lower` writes
+the FX graph of one rank, with `reshard` and `collectives`; `exported` makes an ExportedProgram of
+it, `backward` a joint graph, and `memory_use` measures either.
 """
 
 from shardscope.parallel.passes.backward import JointGraph

@@ -1,7 +1,9 @@
-"""The collective schedule of a rank: its collectives in order, without lowering its program.
+"""The collective schedules of the ranks, and the check that they match.
 
-Only reshards issue collectives, and gradient reductions. They are lowered as for the rank's
-program, but on meta tensors, by an emitter that records the collectives instead of writing them.
+`trace_collectives` lists a rank's collectives in order without lowering its program. Only reshards
+and gradient reductions issue collectives. They are lowered as for the rank's program, but on meta
+tensors, by an emitter that records the collectives instead of writing them. `check_order` raises if
+ranks would issue other collectives, or in another order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The programs of the ranks, made when they are asked for: forward, exported, joint, as modules."""
+"""One rank's program in every form: FX graph, ExportedProgram, joint graph, module.
+
+`RankPrograms` makes each form when it is asked for. `RankModule` is called as the model is;
+`TrainingModule` returns the loss, and its gradients in `backward`.
+"""
 
 from __future__ import annotations
 

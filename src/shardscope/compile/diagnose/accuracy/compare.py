@@ -1,4 +1,8 @@
-"""Combines the verdicts on all results of a compiled function into one outcome."""
+"""Compares a compiled run of a subgraph with eager runs: all results, in one `CheckResult`.
+
+The eager runs (`SubgraphRuns`) are the subgraph as it is, in double precision, and with perturbed
+rounding; each is computed when it is first needed.
+"""
 
 from __future__ import annotations
 

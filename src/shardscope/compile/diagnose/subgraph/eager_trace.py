@@ -1,4 +1,8 @@
-"""One eager run of a graph, recorded node by node: reads, writes and results."""
+"""One eager run of a graph, recorded node by node: reads, writes and results.
+
+The nodes are divided into steps that must stay together (`split_into_steps`), and those that switch
+autocast, gradients and other modes are set apart (`Switches`).
+"""
 
 from __future__ import annotations
 
