@@ -190,7 +190,7 @@ def test_random_numbers_are_put_back_also_where_the_rest_cannot_be(
 
     x = torch.ones(1)
     state = torch.get_rng_state()
-    monkeypatch.setattr("shardscope.compile.call_state.TensorBackup.put_back", fail)
+    monkeypatch.setattr("shardscope.compile.preserved_state.TensorBackup.put_back", fail)
     with pytest.raises(RuntimeError, match="not this one"), preserved_call_state(len, ([x],), {}):
         torch.manual_seed(99)
     assert torch.equal(torch.get_rng_state(), state)

@@ -33,12 +33,12 @@ from shardscope.parallel.ir.graph import (
 from shardscope.parallel.ir.mesh import Mesh, describe_axes
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes import (
+    Fallback,
     Gradients,
     JointGraph,
     RankProgram,
     ScheduledCollective,
     group_ranks_by_shapes,
-    propagate,
     trace_collectives,
 )
 from shardscope.parallel.passes.cost_model import GradientNames, shorten_op, size_hint
@@ -55,7 +55,6 @@ from shardscope.parallel.verify import (
 )
 from shardscope.record import (
     FINE,
-    Fallback,
     FallbackKind,
     Finding,
     Inserted,
@@ -70,6 +69,7 @@ from shardscope.record import (
     TensorVerdict,
     compress_ranks,
 )
+from shardscope.record import Fallback as FallbackRecord
 
 _MAX_REASON = 80  # characters of `not_verified` in the repr
 
@@ -88,7 +88,7 @@ class ParallelProgram:
     graph: ShardingGraph
     mesh: Mesh
     plan: ResolvedPlan
-    fallbacks: list[propagate.Fallback]
+    fallbacks: list[Fallback]
     is_training: bool = False
     original: Callable[[], nn.Module] | None = None  # a copy of the model itself
     verdicts: list[TensorVerdict] | None = None
@@ -271,11 +271,11 @@ def _describe_gradient(names: GradientNames, collective: ScheduledCollective) ->
     )
 
 
-def list_fallbacks(fallbacks: Sequence[propagate.Fallback], mesh: Mesh) -> list[Fallback]:
+def list_fallbacks(fallbacks: Sequence[Fallback], mesh: Mesh) -> list[FallbackRecord]:
     """Records of the ops that had no strategy for the placements of their inputs."""
     axes = list(mesh.axes)
     return [
-        Fallback(
+        FallbackRecord(
             axis=axes[fallback.axis],
             kind=fallback.kind,
             op=fallback.origin.op,
@@ -385,7 +385,7 @@ def _source(origin: Origin) -> Source | None:
     return user_source(origin.meta.get("stack_trace") or "")
 
 
-def _remedy(fallback: propagate.Fallback, axis: str) -> str:
+def _remedy(fallback: Fallback, axis: str) -> str:
     op = shorten_op(fallback.origin.op)
     if fallback.kind == FallbackKind.DECOMPOSITION:
         return (
