@@ -13,7 +13,7 @@ from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes import schedule_check as order_module
+from shardscope.parallel.passes import schedule as order_module
 from shardscope.parallel.passes.schedule import (
     ScheduledCollective,
     check_order,
