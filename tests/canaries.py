@@ -769,6 +769,15 @@ CANARIES: dict[str, Canary] = {
         "forget the workspaces of symmetric memory that a simulated world made",
         lambda: isinstance(_symmetric_memory._group_name_to_workspace_tensor, dict),
     ),
+    "._orig_param_uid": Canary(
+        "find a parameter that several FSDP2 groups manage",
+        in_sharded_model(lambda model: param_group(model).fsdp_params[0]._orig_param_uid >= 0),
+        since=(2, 13),
+    ),
+    "._all_reduce_hook": Canary(
+        "say that an FSDP2 group has a hook at its all-reduce",
+        in_sharded_model(lambda model: param_group(model)._all_reduce_hook is None),
+    ),
     "._spmd_init_local_type": Canary(
         "read the spmd_types annotations of parameters under FSDP2",
         fsdp2_keeps_annotations,
