@@ -42,7 +42,7 @@ def run_program(
 
     def start(models: list[nn.Module]) -> None:
         instrument.start(models)
-        if not instrument.needs_steps:
+        if instrument.is_done:
             raise StepsDone
 
     counter = StepCounter(num_steps, on_start=start, on_step=instrument.end_step)
@@ -63,7 +63,7 @@ def run_program(
     recording = instrument.stop(error)
     ending = Ending(
         num_steps=counter.num_steps,
-        is_observed=counter.has_started and not instrument.needs_steps,
+        is_observed=instrument.is_done,
         failure=None if error is None else _explain(error, is_simulated=is_simulated),
         exit_code=code,
         is_interrupted=isinstance(error, KeyboardInterrupt),
@@ -122,7 +122,9 @@ class SimulatedRank:
     def find_gaps(self) -> Iterator[Gap]:
         """Where the simulation had to make something up, or left something out."""
         for (place, what, stand_in), count in self._reads.items():
-            fact = f"{what} read values that are not known in a simulation, {describe_times(count)}: "
+            fact = (
+                f"{what} read values that are not known in a simulation, {describe_times(count)}: "
+            )
             yield Gap(place=place, rank=self._rank, fact=fact + stand_in)
         for (place, what), count in self._skips.items():
             fact = f"{what} was called {describe_times(count)}: tensors without data are not saved"
