@@ -15,13 +15,14 @@ from shardscope.record import (
     BreakSite,
     Explanation,
     Finding,
+    MemoryProfile,
+    Phase,
     Recording,
     RunInfo,
     Severity,
     Source,
     load,
 )
-from shardscope.shard.memory.advice import OUT_OF_MEMORY
 
 PROGRAM = """
 import os, sys
@@ -155,6 +156,7 @@ def test_a_failing_program_is_a_sentence() -> None:
         (["contract", "record", "a.json", *WORDS], "contract record got a.json before --"),
         (["visualize", *WORDS], "visualize takes a TARGET that defines model(), not a program"),
         (["parallelize", *WORDS], "parallelize takes a TARGET that defines model(), not a program"),
+        (["parity", *WORDS], "How a program splits its data over ranks is not known, so that its"),
         (["diagnose", *WORDS], "diagnose takes a TARGET that defines model(), not a program"),
     ],
 )
@@ -188,9 +190,14 @@ BREAK = BreakSite(source=Source(file="a.py", line=1, function="f"), reason="prin
         (
             Recording(
                 run=RUN,
-                findings=(
-                    Finding(
-                        rule=OUT_OF_MEMORY, severity=Severity.ERROR, subject="", fact="", remedy=""
+                memory=(
+                    MemoryProfile(
+                        rank=0,
+                        peak_bytes=2,
+                        peak_order=0,
+                        peak_phase=Phase.BACKWARD,
+                        needed_bytes=3,
+                        device_bytes=2,
                     ),
                 ),
             ),

@@ -98,8 +98,8 @@ def command(
     not sharded. With --gpu-memory the output says whether the step fits, and if not, what to
     change.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run. Whether it
-    fits is said for --gpu.
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run. The
+    output says whether it fits --gpu.
     """
     if program is not None:
         ctx.exit(

@@ -24,9 +24,8 @@ from shardscope.errors import TargetError
 from shardscope.launch.api import GPU_NAMES, RunResult, run
 from shardscope.launch.program import Program
 from shardscope.launch.request import JobEnded
-from shardscope.record import Recording, Severity
+from shardscope.record import MemoryProfile, Recording, Severity
 from shardscope.record.text import sanitize_text
-from shardscope.shard.memory.advice import OUT_OF_MEMORY
 
 _OPTIONS = {
     "num_nodes": click.option(
@@ -129,7 +128,7 @@ class LaunchedProgram:
 
     def suggest_next(self, recording: Recording, path: str) -> str:
         """The command that is most useful after a run."""
-        if any(finding.rule == OUT_OF_MEMORY for finding in recording.findings):
+        if any(map(_is_too_large, recording.memory)):
             return f"shardscope show {path} --view memory"
         if any(explanation.break_sites for explanation in recording.explanations):
             return self._command("explain")
@@ -146,6 +145,11 @@ class LaunchedProgram:
             for word in (option, str(getattr(self, name)))
         ]
         return f"{shlex.join(['shardscope', verb, *words])} -- {self.program.command}"
+
+
+def _is_too_large(profile: MemoryProfile) -> bool:
+    needed, device = profile.needed_bytes, profile.device_bytes
+    return needed is not None and device is not None and needed > device
 
 
 def print_failures(result: RunResult) -> int:
@@ -239,10 +243,10 @@ def read_program(words: Sequence[str], *, is_module: bool = False) -> Program:
 
 def _find_option(ctx: click.Context, names: Iterable[str]) -> str | None:
     """The first of these options that the user gave."""
-    given_names = (
+    chosen = (
         name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     )
-    return next((_name_option(ctx, name) for name in given_names), None)
+    return next((_name_option(ctx, name) for name in chosen), None)
 
 
 def _name_option(ctx: click.Context, name: str) -> str:

@@ -52,6 +52,7 @@ from shardscope.report.text.summary import View, render_summary
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     program: tuple[str, ...],
     is_module: bool,
     data: bool,

@@ -31,7 +31,8 @@ _UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
 class Verb(click.Command):
     """A command; `fails_if` says when it exits with 1, if it ever does.
 
-    With `takes_program`, what follows `--` is a program, which the command takes from its context.
+    With `takes_program`, what follows `--` is a program, which the command takes from its context;
+    without, `instead_of_program` says what to do, if the command takes a TARGET.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Verb(click.Command):
         examples: Sequence[str],
         fails_if: str | None = None,
         takes_program: bool = False,
+        instead_of_program: str = "Write the TARGET without --; shardscope run takes programs.",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.fails_if = fails_if
         self.takes_program = takes_program
+        self.instead_of_program = instead_of_program
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Set the words after `--` apart; fail if a TARGET is expected and a program is not."""
@@ -54,7 +57,7 @@ class Verb(click.Command):
             if not self.takes_program:
                 ctx.fail(
                     f"{self.name} takes a TARGET that defines model(), not a program after --. "
-                    "Write the TARGET without --; shardscope run takes programs."
+                    f"{self.instead_of_program}"
                 )
             ctx.meta[PROGRAM] = tuple(args[index + 1 :])
             args = args[:index]

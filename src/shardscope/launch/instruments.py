@@ -29,12 +29,11 @@ Models = nn.Module | dict[str, nn.Module]
 
 
 class Instrument(Protocol):
-    """Started at the first call of the model that is trained; stopped when the program ends.
+    """Started at the first call of the model that is trained; stopped when the program ends."""
 
-    The program is ended when `is_done`.
-    """
-
-    is_done: bool
+    @property
+    def is_done(self) -> bool:
+        """Whether it has nothing left to observe, so that the program can be ended."""
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to observe: `models`, mostly one, are about to be called for the first time."""
@@ -280,7 +279,7 @@ class NoInstrument:
 
 def make_instrument(names: str, gpu: str) -> Instrument:
     """The instruments of these names, joined by "+"; one that records nothing for others."""
-    makers = {
+    makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
         "explain": ExplainInstrument,
         "compile": lambda: ExplainInstrument(must_compile=True),

@@ -33,13 +33,6 @@ _fsdp1_init = find_name(
 _CPU = torch.device("cpu")
 _make_device: Any = torch.device
 _Generator: Any = torch.Generator
-# Attributes that the simulated runtime replaces for tensors without data.
-_TORCHS_OWN = (
-    (torch._C, "_get_accelerator"),
-    (_fsdp1_init, "_get_compute_device"),
-    (FullyShardedDataParallel, "__init__"),
-    (dtensor_random.OffsetBasedRNGTracker, "__init__"),
-)
 OnDifference = Callable[[str, str], None]
 """Called with what the program called, and how it differs on the CPU."""
 
@@ -56,7 +49,16 @@ def cuda_on_host(
         on_difference: Called when the program does what a GPU would do differently.
     """
     with ExitStack() as stack:
-        own = [(owner, name, vars(owner)[name]) for owner, name in _TORCHS_OWN]
+        # What the simulated runtime replaces for tensors without data.
+        own = [
+            (owner, name, vars(owner)[name])
+            for owner, name in (
+                (torch._C, "_get_accelerator"),
+                (_fsdp1_init, "_get_compute_device"),
+                (FullyShardedDataParallel, "__init__"),
+                (dtensor_random.OffsetBasedRNGTracker, "__init__"),
+            )
+        ]
         device_type = DefaultDeviceType.get_device_type()
         stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=False))
         for owner, name, value in own:
@@ -148,7 +150,7 @@ def _wrap_models(stack: ExitStack) -> None:
         make_ddp(self, module, **kwargs)
 
     replace_attribute(stack, DistributedDataParallel, "__init__", make_on_host)
-    make_fsdp = FullyShardedDataParallel.__init__
+    make_fsdp: Any = FullyShardedDataParallel.__init__
 
     @functools.wraps(make_fsdp)
     def make_fsdp_on_host(*args: Any, device_id: Any = None, **kwargs: Any) -> None:
