@@ -17,6 +17,7 @@ from shardscope._torch.ddp import REPLICATED
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import every_module, own_parameters, parameter_named
 from shardscope._torch.private import find_class
+from shardscope._torch.spmd_types import types_on_mesh
 from shardscope.record import MarkKind
 
 _MADE_NAMES = ("FSDP", "DDP", "Replicate")
@@ -95,6 +96,20 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
         (id(module), name): param.sharded_param
         for group in param_groups_within(model)
         for param in group.fsdp_params
+        for module, name in param_locations(param)
+    }
+
+
+def annotated_parameters(model: nn.Module) -> dict[tuple[int, str], dict[str, str]]:
+    """The spmd_types annotations of FSDP2's parameters, by identity of the module and name.
+
+    Each has the types by axis of the mesh of the sharded parameter. torch 2.13 does not keep them.
+    """
+    return {
+        (id(module), name): types_on_mesh(param.sharded_param, param._spmd_init_local_type)
+        for group in param_groups_within(model)
+        for param in group.fsdp_params
+        if getattr(param, "is_spmd_types", False)
         for module, name in param_locations(param)
     }
 

@@ -1,4 +1,4 @@
-"""Explain an exception of the user's program: one line, its place, and a remedy."""
+"""Explains an exception of the user's program: a message, the source line, and a remedy."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from shardscope.errors import TargetError
 from shardscope.launch.api import COMPILE
 from shardscope.record import Recording
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program

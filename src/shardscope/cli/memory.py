@@ -35,7 +35,7 @@ from shardscope.cli.verb import Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.record.units import parse_size
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.memory.memory import memory
 

@@ -34,7 +34,7 @@ from shardscope._torch.mesh import default_group
 from shardscope.attribution.call_sites import Stack, find_backward_caller, read_stack, thread_name
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
-from shardscope.attribution.run_identity import is_simulated
+from shardscope.attribution.program_records import is_simulated
 from shardscope.comm.collective_facts import (
     GroupRegistry,
     Membership,

@@ -22,12 +22,11 @@ from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, suggest_remedy
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.instruments import Instrument
+from shardscope.launch.instruments import Instrument, StepCounter, StepsDone
 from shardscope.launch.program import Program, spawned_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
-from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Gap, Recording, save
-from shardscope.world.mailbox import Mailbox
+from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
 
 __frames__ = "outermost"  # our callers are not the user's program

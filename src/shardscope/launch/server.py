@@ -24,7 +24,7 @@ from shardscope.launch.instruments import make_instrument
 from shardscope.launch.program import Program
 from shardscope.launch.rank_process import SimulatedRank, run_program, save_results
 from shardscope.launch.request import HELPER, MAIL, Ending, Job, JobEnded, Request
-from shardscope.world.mailbox import NEEDED
+from shardscope.world.objects import NEEDED
 
 __frames__ = "outermost"  # our callers are not the user's program
 

@@ -74,6 +74,10 @@ class Parameter(Record, frozen=True, kw_only=True, gc=False):
     if it is not saved. Tied tensors share an `alias_group`, which is the clean name of the first of
     them. `fsdp_group` is the module whose FSDP group manages it, `rule` the rule of the plan that
     matched it. Bytes are None where they were not recorded.
+
+    `is_annotated` means that the placements come from an annotation of spmd_types. Besides those of
+    DTensor they are `Invariant` (replicated, and so is the gradient) and `Varying` (different on
+    each rank in an unknown way: `shape` is then that of this rank).
     """
 
     name: str
@@ -91,6 +95,7 @@ class Parameter(Record, frozen=True, kw_only=True, gc=False):
     rule: str | None = None
     global_bytes: Natural | None = None
     local_bytes: Natural | None = None
+    is_annotated: bool = False
 
 
 class MarkKind(StrEnum):
@@ -167,7 +172,21 @@ class Compiled(Record, frozen=True, kw_only=True, gc=False, tag="compiled"):
     graph: str  # "forward" or "backward": which of the two graphs of a compiled function
 
 
-Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled
+class SpmdCall(Record, frozen=True, kw_only=True, gc=False, tag="spmd_types"):
+    """The program called a function of spmd_types, which changed a tensor's type along `axis`.
+
+    `before` and `after` are types: R (replicate), I (invariant), V (varying), P (partial) or S(i)
+    (sharded along dim i). `backward_of` is the function whose backward called it, None in forward.
+    """
+
+    function: str  # all_reduce, redistribute, …
+    axis: str | None
+    before: str
+    after: str
+    backward_of: str | None = None
+
+
+Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled | SpmdCall
 
 
 class Collective(Record, frozen=True, kw_only=True, gc=False):
@@ -337,6 +356,10 @@ def describe_cause(cause: Cause | None) -> str:
             return f"call of {api}"
         case Compiled(graph=graph):
             return f"compiled graph {graph}"
+        case SpmdCall(function=function, axis=axis, before=before, after=after):
+            where = "" if axis is None else f" on {axis}"
+            dual = "" if cause.backward_of is None else f", backward of {cause.backward_of}"
+            return f"spmd_types {function} {before} → {after}{where}{dual}"
     return "unknown cause"
 
 

@@ -47,8 +47,7 @@ from shardscope._torch.process_groups.simulated_tensors import (
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
-from shardscope.world.mailbox import Mailbox
-from shardscope.world.objects import simulated_object_collectives
+from shardscope.world.objects import Mailbox, simulated_object_collectives
 
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By the identity of a tensor on meta: that tensor, and what has taken its place."""
@@ -283,13 +282,15 @@ def launched_rank(
         gpu: The GPU: h200, h100, a100 or b200.
         mailbox: Carries objects to and from ranks that run as other processes.
         on_join: Called with the rank and size of the default group when the program makes it.
-        on_read: Called when the program reads a value of a tensor without data.
+        on_read: Called when the program reads a value of a tensor without data, or a time.
     """
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
         stack.enter_context(_exclusive_world())
         stack.enter_context(without_if_moved(recompiles_across_devices()))
-        stack.enter_context(simulated_cuda(num_devices, gpu, is_initialized=False))
+        stack.enter_context(
+            simulated_cuda(num_devices, gpu, is_initialized=False, on_unknown=on_read)
+        )
         stack.enter_context(joined_at_once(rank, size, on_join))
         stack.enter_context(without_if_moved(shared_rank_maps()))
         stack.enter_context(_collectives_without_peers(mailbox))

@@ -16,15 +16,9 @@ from typing import Any, Self, final
 import torch
 
 from shardscope._torch.cuda.gpus import DEFAULT_GPU
+from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_devices
 from shardscope._torch.cuda.kernel_choices import cuda_choices
-from shardscope._torch.cuda.runtime import (
-    current_index,
-    note_use,
-    num_devices,
-    replace_attribute,
-    replacement_class,
-    simulated_runtime,
-)
+from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
 from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
@@ -55,7 +49,11 @@ _Generator = torch.Generator
 
 @contextmanager
 def simulated_cuda(
-    num_devices: int = 8, gpu: str = DEFAULT_GPU, *, is_initialized: bool = True
+    num_devices: int = 8,
+    gpu: str = DEFAULT_GPU,
+    *,
+    is_initialized: bool = True,
+    on_unknown: OnUnknown | None = None,
 ) -> Iterator[None]:
     """Allow fake tensors on "cuda" on a machine without a GPU until the context ends.
 
@@ -63,10 +61,15 @@ def simulated_cuda(
         num_devices: The number of GPUs of the host.
         gpu: Which GPU: a key of `GPUS`.
         is_initialized: Whether the program has used a GPU before.
+        on_unknown: Called when the program measures something on a GPU, which then is NaN.
     """
     require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase)
     with ExitStack() as stack:
-        stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=is_initialized))
+        stack.enter_context(
+            simulated_runtime(
+                num_devices, gpu, is_initialized=is_initialized, on_unknown=on_unknown
+            )
+        )
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
         _take_cuda_devices(stack)
@@ -337,6 +340,9 @@ def _read_device(value: Any) -> Any:
     return torch.device("cuda", value) if type(value) is int else value
 
 
+_HALF_RANGE = 1 << 63  # seeds are unsigned
+
+
 @final
 class _CudaGenerator(_Generator):
     """A generator whose device is a CUDA device; nothing is drawn from it."""
@@ -352,11 +358,12 @@ class _CudaGenerator(_Generator):
     def get_state(self) -> torch.Tensor:
         """The seed, and an offset of 0."""
         with disable_dispatch_modes():
-            return torch.tensor([self.initial_seed(), 0], device="cpu").view(torch.uint8)
+            seed = (self.initial_seed() + _HALF_RANGE) % (2 * _HALF_RANGE) - _HALF_RANGE
+            return torch.tensor([seed, 0], device="cpu").view(torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> Self:
         with disable_dispatch_modes():
-            self.manual_seed(int(new_state.view(torch.int64)[0]))
+            self.manual_seed(int(new_state.view(torch.int64)[0]) % (2 * _HALF_RANGE))
         return self
 
     def clone_state(self) -> Self:

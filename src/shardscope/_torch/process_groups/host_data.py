@@ -65,22 +65,9 @@ class HostData:
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
-        self._running = threading.local()
-
-    @contextmanager
-    def running_op(self) -> Iterator[None]:
-        """An op on tensors without data is running; the ops that it consists of have none."""
-        before = getattr(self._running, "is_on", False)
-        self._running.is_on = True
-        try:
-            yield
-        finally:
-            self._running.is_on = before
 
     def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an op that runs on data or reads a value; else NotImplemented."""
-        if getattr(self._running, "is_on", False):
-            return NotImplemented
         if any(issubclass(kind, FakeTensor) for kind in types):
             if op is READ_VALUE and args[0].constant is None:
                 return self._read(args[0], "item()")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import CausalBias
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from shardscope._torch.cuda.host import simulated_memory
 from shardscope._torch.ddp import reducers_without_data
 from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes, has_fake_tensors
 from shardscope._torch.fake import MAX_CONSTANT, NO_DATA
@@ -95,6 +97,7 @@ def _plain_tensors_on_meta(
     because torch finds functions registered for a mode by the mode's exact type.
     """
     dispatch = fake_tensor.FakeTensorMode.__torch_dispatch__
+    running = threading.local()
 
     def dispatch_off_meta(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -109,14 +112,21 @@ def _plain_tensors_on_meta(
         # With a fake tensor among the arguments the mode would be called again.
         if is_on_meta and not any(issubclass(kind, _FakeTensor) for kind in types):
             return op(*args, **kwargs)
-        if host is None:
-            result = dispatch(self, op, types, args, kwargs)
-        else:
+        is_part = getattr(running, "is_on", False)  # of an op on tensors without data
+        if host is not None and not is_part:
             answer = host.answer(op, types, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-            with host.running_op():
-                result = dispatch(self, op, types, args, kwargs)
+        running.is_on = True
+        try:
+            result = dispatch(self, op, types, args, kwargs)
+        finally:
+            running.is_on = is_part
+        if not is_part:
+            memory = simulated_memory()
+            if memory is not None:
+                memory.note_op(op, args, result)
+        if host is not None:
             host.mark(op, args, result)
         if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
             _keep_constant(mode, result, args[0], kwargs)

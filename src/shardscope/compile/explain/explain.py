@@ -14,10 +14,10 @@ from torch import fx
 from shardscope._torch.dynamo import Durations, read_durations, watch_compiles
 from shardscope._torch.dynamo_caches import fresh_caches, is_compiler_off
 from shardscope._torch.private import explain_moved_names
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.compile.call_state import preserved_call_state
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.explain.assemble import assemble
 from shardscope.compile.explain.frames import FrameLog
+from shardscope.compile.preserved_state import preserved_call_state
 from shardscope.errors import CompileError, TorchVersionError
 from shardscope.record import (
     BreakSite,

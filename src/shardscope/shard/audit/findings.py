@@ -68,6 +68,7 @@ def find_replicated(inventory: ModelInventory) -> Iterator[Finding]:
         and entry.local_bytes >= _LARGE_BYTES
         and not entry.record.is_buffer
         and not _is_flat(entry)
+        and inventory.is_known(entry)
     ]
     for name, group in fold_names(wasteful):
         yield _describe_replicated(name, group, shard_axes, max_parts)
@@ -167,7 +168,7 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _is_flat(entry: TensorEntry) -> bool:
-    """Whether it is part of a flat parameter of FSDP1, which is not a DTensor."""
+    """Whether a tensor is part of a flat parameter of FSDP1, which is not a DTensor."""
     return entry.record.fsdp_group is not None and entry.mesh is None
 
 
@@ -187,6 +188,9 @@ def _shard_axes(entry: TensorEntry) -> set[str]:
 def _shard_axes_by_dim(entry: TensorEntry) -> dict[int, dict[str, int]]:
     """For each sharded dim, the axes that shard it, with their sizes."""
     axes_by_dim: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for axis_type in entry.types:
+        if axis_type.dim is not None:
+            axes_by_dim[axis_type.dim][axis_type.axis] = axis_type.size
     if isinstance(entry.tensor, DTensor):
         mesh = entry.tensor.device_mesh
         for axis, size, placement in zip(

@@ -27,7 +27,7 @@ from shardscope._torch.mesh import describe_axes, group_backend
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.attribution.tensors import empty_like
 from shardscope.errors import CoverageError
 from shardscope.record import (

@@ -163,13 +163,13 @@ class Summary:
             )
 
     def _modules(self, use: Use) -> tuple[str, ...]:
-        names = (self._names.name(module) for module, _ in use.places)
+        names = (self._names.name(module) for module, _ in use.locations)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 def _sources(use: Use) -> tuple[Source, ...]:
     lines: Counter[Source] = Counter()
-    for (_, source), count in use.places.items():
+    for (_, source), count in use.locations.items():
         if source is not None:
             lines[source] += count
     return tuple(source for source, _ in lines.most_common())

@@ -39,6 +39,7 @@ class Allocation:
     """Bytes in use from event `start` to event `end`, or to the end of the log if that is None."""
 
     __slots__ = (
+        "charged_to",
         "end",
         "is_buffer",
         "is_communicated",
@@ -46,15 +47,14 @@ class Allocation:
         "kind",
         "num_bytes",
         "owner",
-        "place",
         "shares",
         "start",
     )
 
-    def __init__(self, num_bytes: int, place: PhaseAndModule) -> None:
+    def __init__(self, num_bytes: int, charged_to: PhaseAndModule) -> None:
         self.num_bytes = num_bytes
-        self.place = place
-        self.owner = place.module  # of what no share names
+        self.charged_to = charged_to
+        self.owner = charged_to.module  # of what no share names
         self.shares: dict[Hashable, tuple[int, int]] = {}
         self.start = 0
         self.end: int | None = None
@@ -110,33 +110,33 @@ class AllocationLog:
         self.before: list[Allocation] = []  # there when the first step began
         self.events: list[Event] = []
 
-    def begin(self, num_bytes: int, place: PhaseAndModule) -> Allocation:
+    def begin(self, num_bytes: int, charged_to: PhaseAndModule) -> Allocation:
         """Log an allocation."""
-        allocation = Allocation(num_bytes, place)
+        allocation = Allocation(num_bytes, charged_to)
         allocation.start = len(self.events)
         self.events.append(Event(allocation, True))
         return allocation
 
-    def find_before(self, num_bytes: int, place: PhaseAndModule) -> Allocation:
+    def find_before(self, num_bytes: int, charged_to: PhaseAndModule) -> Allocation:
         """Log an allocation that existed before the first step."""
-        allocation = Allocation(num_bytes, place)
+        allocation = Allocation(num_bytes, charged_to)
         allocation.start = -1
         self.before.append(allocation)
         return allocation
 
     def has_backward(self) -> bool:
         """Whether anything was allocated in backward."""
-        return any(event.allocation.place.phase is Phase.BACKWARD for event in self.events)
+        return any(event.allocation.charged_to.phase is Phase.BACKWARD for event in self.events)
 
     def end(self, allocation: Allocation) -> None:
         """Log that the allocation is freed."""
         allocation.end = len(self.events)
         self.events.append(Event(allocation, False))
 
-    def use_briefly(self, num_bytes: int, place: PhaseAndModule) -> None:
+    def use_briefly(self, num_bytes: int, charged_to: PhaseAndModule) -> None:
         """Log an allocation that is freed within the same op."""
         if num_bytes > 0:
-            self.end(self.begin(num_bytes, place))
+            self.end(self.begin(num_bytes, charged_to))
 
 
 @final
@@ -164,12 +164,12 @@ class LiveStorages:
         allocation_log: AllocationLog,
         *,
         device_type: str,
-        read_place: Callable[[], PhaseAndModule],
+        read_current: Callable[[], PhaseAndModule],
         substitution: FakeSubstitution,
     ) -> None:
         self._allocation_log = allocation_log
         self._device_type = device_type
-        self._read_place = read_place
+        self._read_current = read_current
         self._substitution = substitution
         # A storage keeps its Python object as long as it lives, so that the object's id is its own.
         self._entries: dict[int, _StorageEntry] = {}
@@ -197,8 +197,8 @@ class LiveStorages:
         if entry is None:
             entry = self._add_entry(storage)
             if entry.num_bytes:
-                place = self._read_place()
-                entry.allocation = self._allocation_log.find_before(entry.num_bytes, place)
+                charged_to = self._read_current()
+                entry.allocation = self._allocation_log.find_before(entry.num_bytes, charged_to)
         return entry.allocation
 
     def find_allocations(self, tensor: torch.Tensor) -> Iterator[Allocation]:
@@ -207,7 +207,7 @@ class LiveStorages:
             yield allocation
 
     def find_parts(self, tensor: torch.Tensor) -> Iterator[tuple[Allocation, int, int]]:
-        """Those allocations, with the tensor's offset and size in each, both in bytes."""
+        """The allocations of `tensor`, with its offset and size in each, both in bytes."""
         for plain in plain_tensors(tensor):
             allocation = self.find_existing(plain)
             if allocation is not None:
@@ -240,7 +240,7 @@ class LiveStorages:
 
     def _begin(self, entry: _StorageEntry) -> None:
         if entry.num_bytes:
-            entry.allocation = self._allocation_log.begin(entry.num_bytes, self._read_place())
+            entry.allocation = self._allocation_log.begin(entry.num_bytes, self._read_current())
 
     def _add_entry(self, storage: torch.UntypedStorage) -> _StorageEntry:
         key = id(storage)
