@@ -24,9 +24,9 @@ from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
 
 FILES_HELP = """\
-A command that runs a program (demo, trace, audit, visualize, memory, coverage, parallelize, parity,
-explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where NAME is
-the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
+A command that runs a program (demo, run, trace, audit, visualize, memory, coverage, parallelize,
+parity, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where
+NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
 (NAME-2). report and export save a file next to the recording, contract record saves
 shardscope.toml. show, tui, diff and contract check save nothing.
 

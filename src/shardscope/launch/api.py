@@ -32,6 +32,8 @@ MAX_DATA_RANKS = 16
 """How many ranks a run with data may have: all of them run at once, on this machine."""
 COMPILE = "compile"
 """The instrument "explain" that compiles the model if the program compiles nothing."""
+COVERAGE = "coverage"
+"""Tests the ops of the model's first call, and ends the program then."""
 
 
 @final
@@ -193,7 +195,7 @@ def _without_memory(instruments: tuple[str, ...]) -> tuple[str, ...]:
 
 def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, ...]:
     """A process for each rank, and one more for its memory."""
-    unknown = [name for name in instruments if name not in (*INSTRUMENTS, COMPILE)]
+    unknown = [name for name in instruments if name not in (*INSTRUMENTS, COMPILE, COVERAGE)]
     if unknown or not instruments:
         raise LaunchError(
             f"The instruments are {', '.join(map(repr, unknown)) or 'none'}. Choose some of "

@@ -9,11 +9,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardscope._torch.cuda.gpus import GPUS
 from shardscope._torch.dynamo_caches import quiet_compiler
+from shardscope._torch.fsdp import meshes_of
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.process_groups.launched import watched_schedules
 from shardscope.attribution.program_records import describe_run, read_identity
@@ -21,7 +24,9 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit
+from shardscope.shard.coverage.coverage import coverage
 from shardscope.shard.memory.memory import ObservedSteps
+from shardscope.world import current_world
 
 
 class StepsDone(BaseException):
@@ -109,12 +114,11 @@ Models = nn.Module | dict[str, nn.Module]
 
 
 class Instrument(Protocol):
-    """Started at the first call of the model that is trained; stopped when the program ends.
+    """Started at the first call of the model that is trained; stopped when the program ends."""
 
-    Without `needs_steps` it is done when it has started, and the program is ended then.
-    """
-
-    needs_steps: bool
+    @property
+    def is_done(self) -> bool:
+        """Whether it has nothing left to observe, so that the program can be ended."""
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to observe: `models`, mostly one, are about to be called for the first time."""
@@ -130,7 +134,7 @@ class Instrument(Protocol):
 class TraceInstrument:
     """Records collectives."""
 
-    needs_steps = True
+    is_done = False
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
@@ -155,7 +159,7 @@ class TraceInstrument:
 class AuditInstrument:
     """Reads how the model is sharded when it is called first."""
 
-    needs_steps = False
+    is_done = False
 
     def __init__(self) -> None:
         self._recording: Recording | None = None
@@ -169,6 +173,7 @@ class AuditInstrument:
             gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
             run = describe_run(rank, size, (), instrument="audit")
             self._recording = Recording(run=run, gaps=(gap,))
+        self.is_done = True
 
     def end_step(self) -> None:
         """Nothing is left to observe."""
@@ -186,7 +191,7 @@ class ExplainInstrument:
     has compiled nothing in its first step; that ends the program.
     """
 
-    needs_steps = True
+    is_done = False
 
     def __init__(self, *, must_compile: bool = False) -> None:
         self._must_compile = must_compile
@@ -213,6 +218,7 @@ class ExplainInstrument:
             stack.enter_context(quiet_compiler())
             torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
         self._own = own.recording
+        self.is_done = True
         raise StepsDone
 
     def stop(self, error: BaseException | None) -> Recording | None:
@@ -226,12 +232,47 @@ class ExplainInstrument:
 
 
 @final
+class CoverageInstrument:
+    """Tests which ops of the model can run sharded, on the inputs of its first call."""
+
+    is_done = False
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Wait for the call of the model."""
+        ModelCall(models[0], self._cover)
+
+    def end_step(self) -> None:
+        """The program is ended before."""
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """The coverage."""
+        return self._recording
+
+    def _cover(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mesh = next(meshes_of(model), None)
+        if mesh is None:
+            world = current_world()
+            size = dist.get_world_size() if dist.is_initialized() or world is None else world.size
+            mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("ranks",))
+        self._recording = coverage(model, *args, mesh=mesh, **kwargs)
+        self.is_done = True
+        raise StepsDone
+
+
+@final
 class CombinedInstrument:
     """Several instruments in one process, and one recording of what they recorded."""
 
     def __init__(self, instruments: Sequence[Instrument]) -> None:
         self._instruments = instruments
-        self.needs_steps = any(instrument.needs_steps for instrument in instruments)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether none of them has anything left to observe."""
+        return all(instrument.is_done for instrument in self._instruments)
 
     def start(self, models: list[nn.Module]) -> None:
         """Start all."""
@@ -250,26 +291,34 @@ class CombinedInstrument:
         return merge(present) if len(present) > 1 else next(iter(present), None)
 
 
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
 @final
 class ModelCall:
-    """The arguments of the next call of a model, which is about to happen."""
+    """The arguments of the next call of a model, which is about to happen.
 
-    def __init__(self, model: nn.Module) -> None:
+    `on_call` is called with the model and them before the call.
+    """
+
+    def __init__(self, model: nn.Module, on_call: OnCall = lambda *_: None) -> None:
         self.model = model
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
+        self._on_call = on_call
         self._hook = model.register_forward_pre_hook(self._note, prepend=True, with_kwargs=True)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
         self._hook.remove()
+        self._on_call(module, args, kwargs)
 
 
 @final
 class MemoryInstrument:
     """Estimates the memory of the steps; compiled functions run eagerly."""
 
-    needs_steps = True
+    is_done = False
 
     def __init__(self, device_bytes: int | None) -> None:
         self._device_bytes = device_bytes
@@ -300,7 +349,7 @@ class MemoryInstrument:
 class NoInstrument:
     """Records nothing."""
 
-    needs_steps = True
+    is_done = False
 
     def start(self, models: list[nn.Module]) -> None:
         """Do nothing."""
@@ -319,6 +368,7 @@ def make_instrument(names: str, gpu: str) -> Instrument:
         "audit": AuditInstrument,
         "explain": ExplainInstrument,
         "compile": lambda: ExplainInstrument(must_compile=True),
+        "coverage": CoverageInstrument,
         "trace": TraceInstrument,
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }

@@ -41,7 +41,7 @@ def run_program(
 
     def start(models: list[nn.Module]) -> None:
         instrument.start(models)
-        if not instrument.needs_steps:
+        if instrument.is_done:
             raise StepsDone
 
     counter = StepCounter(num_steps, on_start=start, on_step=instrument.end_step)
@@ -62,7 +62,7 @@ def run_program(
     recording = instrument.stop(error)
     ending = Ending(
         num_steps=counter.num_steps,
-        is_observed=counter.has_started and not instrument.needs_steps,
+        is_observed=instrument.is_done,
         failure=None if error is None else _explain(error, is_simulated=is_simulated),
         exit_code=code,
         is_interrupted=isinstance(error, KeyboardInterrupt),

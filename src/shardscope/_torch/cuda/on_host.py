@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import autocast_mode
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,19 +30,9 @@ from shardscope.errors import WorldError
 _fsdp1_init = find_name(
     "torch.distributed.fsdp._init_utils", "let FSDP1 compute on the CPU in place of a GPU"
 )
-_SyncBatchNorm = find_name(
-    "torch.nn.modules._functions.SyncBatchNorm", "refuse SyncBatchNorm where the GPU is the CPU"
-)
 _CPU = torch.device("cpu")
 _make_device: Any = torch.device
 _Generator: Any = torch.Generator
-# Attributes that the simulated runtime replaces for tensors without data.
-_TORCHS_OWN = (
-    (torch._C, "_get_accelerator"),
-    (_fsdp1_init, "_get_compute_device"),
-    (FullyShardedDataParallel, "__init__"),
-    (dtensor_random.OffsetBasedRNGTracker, "__init__"),
-)
 OnDifference = Callable[[str, str], None]
 """Called with what the program called, and how it differs on the CPU."""
 
@@ -58,13 +49,24 @@ def cuda_on_host(
         on_difference: Called when the program does what a GPU would do differently.
     """
     with ExitStack() as stack:
-        own = [(owner, name, vars(owner)[name]) for owner, name in _TORCHS_OWN]
+        # What the simulated runtime replaces for tensors without data.
+        own = [
+            (owner, name, vars(owner)[name])
+            for owner, name in (
+                (torch._C, "_get_accelerator"),
+                (_fsdp1_init, "_get_compute_device"),
+                (FullyShardedDataParallel, "__init__"),
+                (dtensor_random.OffsetBasedRNGTracker, "__init__"),
+            )
+        ]
         device_type = DefaultDeviceType.get_device_type()
         stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=False))
         for owner, name, value in own:
             replace_attribute(stack, owner, name, value)
         DefaultDeviceType.set_device_type(device_type)
-        replace_attribute(stack, _SyncBatchNorm, "forward", staticmethod(_refuse_sync_batch_norm))
+        replace_attribute(
+            stack, nn.SyncBatchNorm, "forward", _refuse_sync(nn.SyncBatchNorm.forward)
+        )
         _seed_the_cpu(stack, num_devices)
         _take_devices(stack)
         _wrap_models(stack)
@@ -211,8 +213,14 @@ def _seed_the_cpu(stack: ExitStack, num_devices: int) -> None:
     replace_attribute(stack, torch, "Generator", make)
 
 
-def _refuse_sync_batch_norm(*_: Any, **__: Any) -> Any:
-    raise WorldError(
-        "SyncBatchNorm was called with data on a machine without a GPU, where torch has no kernel "
-        "for it. Run without --data, or use BatchNorm."
-    )
+def _refuse_sync(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if module.training and dist.is_initialized():
+            raise WorldError(
+                "SyncBatchNorm was called with data on a machine without a GPU, where torch has no "
+                "kernel for it. Run without --data, or use BatchNorm."
+            )
+        return forward(module, *args, **kwargs)
+
+    return call
