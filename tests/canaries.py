@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 import functorch.compile
-import spmd_types as spmd
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -179,6 +178,8 @@ def param_group(model: Any) -> Any:
 
 
 def fsdp2_keeps_annotations() -> bool:
+    import spmd_types as spmd
+
     with simulate({"dp": 2, "tp": 2}) as world:
         axes = {name: world.mesh.get_group(name) for name in ("dp", "tp")}
         model = nn.Linear(4, 4, bias=False)

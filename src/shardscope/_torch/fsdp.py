@@ -255,8 +255,8 @@ def _read_options(group: Any) -> Iterator[str]:
     elif not group.all_reduce_grads:
         yield "requires_all_reduce=False"
     yield from _read_comms(group)
-    if group._all_reduce_hook is not None:
-        hook = group._all_reduce_hook
+    hook = getattr(group, "_all_reduce_hook", None)
+    if hook is not None:
         yield f"all_reduce_hook={getattr(hook, '__qualname__', type(hook).__name__)}"
     if group.fsdp_params:
         yield from _read_policies(group.fsdp_params)
