@@ -782,7 +782,7 @@ CANARIES: dict[str, Canary] = {
     "._spmd_init_local_type": Canary(
         "read the spmd_types annotations of parameters under FSDP2",
         fsdp2_keeps_annotations,
-        since=(2, 15),
+        since=(2, 14),
     ),
     "._state_ctx": Canary(
         "find the outermost module of FSDP2",

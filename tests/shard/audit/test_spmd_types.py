@@ -120,7 +120,7 @@ def test_table_and_page_show_the_annotations(
     assert "dp: Replicate, tp: Shard(1) (annotated with spmd_types)" in audited.html()
 
 
-@pytest.mark.skipif(TORCH < (2, 15), reason="FSDP2 of torch 2.13 does not keep annotations")
+@pytest.mark.skipif(TORCH < (2, 14), reason="FSDP2 of torch 2.13 does not keep annotations")
 def test_annotations_of_parameters_under_fsdp_are_read_from_its_groups(world: World) -> None:
     tp, dp = world.mesh.get_group("tp"), world.mesh.get_group("dp")
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
