@@ -115,6 +115,14 @@ def test_fsdp_with_symmetric_memory_has_the_collectives_of_fsdp(world: World) ->
     assert t.recording.gaps == ()
 
 
+def test_function_is_compiled_where_torch_looks_through_context_managers(world: World) -> None:
+    """Dynamo reads `__wrapped__` of every context manager of torch.cuda when it first compiles."""
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert compiled(torch.ones(4, device="cuda")).shape == (4,)
+    assert hasattr(torch.cuda.use_mem_pool, "__wrapped__")
+
+
 def test_torch_is_restored_after_the_world() -> None:
     before = symm_mem._SymmetricMemory, torch.cuda.nccl.all_reduce, symm_mem.get_mem_pool
     with simulate({"tp": 2}, device="cuda"), trace():

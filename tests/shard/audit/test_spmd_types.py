@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 import spmd_types as spmd
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from older_torch import TORCH
 from shardscope import Recording, World, audit, show, simulate
-from shardscope.record import Parameter
+from shardscope.record import Axis, Parameter
 from spmd_models import TypedBlock
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world() -> Iterator[World]:
     with simulate({"dp": 2, "tp": 4}) as world:
         yield world
@@ -26,7 +28,7 @@ def typed_block(world: World) -> nn.Module:
     return TypedBlock(world.mesh.get_group("tp"), world.mesh.get_group("dp"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def audited(world: World) -> Recording:
     return audit(typed_block(world))
 
@@ -134,6 +136,19 @@ def test_annotations_of_parameters_under_fsdp_are_read_from_its_groups(world: Wo
     assert all(record.is_annotated for record in records.values())
     assert (records["0.weight"].shape, records["0.weight"].local_shape) == ((32, 8), (4, 8))
     assert records["1.weight"].placements == ("Shard(0)", "Invariant")
+
+
+def test_axes_of_a_model_without_a_mesh_are_those_of_its_annotations() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        model = nn.Linear(8, 8, bias=False)
+        group = dist.new_group([0, 1], group_desc="pair")
+        spmd.assert_type(model.weight, {group: spmd.S(0)})
+        recording = audit(model)
+    finally:
+        dist.destroy_process_group()
+    assert recording.run.axes == (Axis(name="pair", size=2),)
+    assert parameters(recording)["weight"].shape == (16, 8)
 
 
 def test_model_without_annotations_has_no_gap_about_them(world: World) -> None:

@@ -56,6 +56,8 @@ def _use_pool(refuse: Any) -> Callable[..., AbstractContextManager[None]]:
             refuse(pool, *args, **kwargs)
         return nullcontext()
 
+    if hasattr(refuse, "__wrapped__"):  # which dynamo reads of context managers
+        vars(use_mem_pool)["__wrapped__"] = refuse.__wrapped__
     return use_mem_pool
 
 

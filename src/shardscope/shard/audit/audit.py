@@ -98,7 +98,7 @@ def audit(
     gaps = list(inventory.gaps)
     if step is not None:
         findings += _run_step(inventory, step, gaps)
-    run = describe_run(rank, world_size, _read_axes(model), instrument="audit")
+    run = describe_run(rank, world_size, _read_axes(inventory), instrument="audit")
     inputs = {"ties": before, "step": step}
     skipped = tuple(check for check, value in inputs.items() if value is None)
     return Recording(
@@ -132,13 +132,18 @@ def _run_step(
     return findings
 
 
-def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
-    """The axes of the largest mesh among the simulated world's and those of the model's tensors."""
+def _read_axes(inventory: ModelInventory) -> tuple[Axis, ...]:
+    """The axes of the largest mesh among the simulated world's and those of the model's tensors.
+
+    Without a mesh, those that annotations of spmd_types name.
+    """
     world = current_world()
-    meshes = [root_mesh(mesh) for mesh in meshes_of(model)]
+    meshes = [root_mesh(mesh) for mesh in meshes_of(inventory.model)]
     meshes += [] if world is None else list(world.meshes)
     if not meshes:
-        return ()
+        types = (axis_type for entry in inventory.tensors for axis_type in entry.types)
+        sizes = {axis_type.axis: axis_type.size for axis_type in types}
+        return tuple(Axis(name=axis, size=size) for axis, size in sizes.items())
     largest = max(meshes, key=lambda mesh: mesh.size())
     return describe_axes(largest)
 
