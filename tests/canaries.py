@@ -22,7 +22,7 @@ from torch import nn
 from torch._dynamo.backends.common import AotAutograd
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed import fsdp
+from torch.distributed import _symmetric_memory, fsdp
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -764,6 +764,19 @@ CANARIES: dict[str, Canary] = {
                 and isinstance(param_group(model).fsdp_params[0].sharded_param, DTensor)
             )
         ),
+    ),
+    "._group_name_to_workspace_tensor": Canary(
+        "forget the workspaces of symmetric memory that a simulated world made",
+        lambda: isinstance(_symmetric_memory._group_name_to_workspace_tensor, dict),
+    ),
+    "._orig_param_uid": Canary(
+        "find a parameter that several FSDP2 groups manage",
+        in_sharded_model(lambda model: param_group(model).fsdp_params[0]._orig_param_uid >= 0),
+        since=(2, 13),
+    ),
+    "._all_reduce_hook": Canary(
+        "say that an FSDP2 group has a hook at its all-reduce",
+        in_sharded_model(lambda model: param_group(model)._all_reduce_hook is None),
     ),
     "._spmd_init_local_type": Canary(
         "read the spmd_types annotations of parameters under FSDP2",

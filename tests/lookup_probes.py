@@ -559,6 +559,9 @@ PROBES: dict[str, Probe] = {
     "torch._C._dispatch_dump": lambda: operators.registered_at("aten", "relu"),
     "torch.distributed.distributed_c10d._resolve_process_group": group_is_resolved_by_name,
     "torch.distributed._symmetric_memory": lambda: schema.unread_ops("symm_mem"),
+    "torch._C._distributed_c10d": lambda: callable(
+        torch._C._distributed_c10d._SymmetricMemory.get_buffer
+    ),
     "torch.jit._builtins._register_builtin": takes(
         "torch.jit._builtins._register_builtin", abs, "aten::abs"
     ),

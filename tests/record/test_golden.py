@@ -173,7 +173,12 @@ def make_second() -> Recording:
         layer.parameters[0], name="bias", global_bytes=1024, local_bytes=0, is_annotated=True
     )
     marks = (
-        Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",), num_parameters=0),
+        Mark(
+            kind=MarkKind.FULLY_SHARD,
+            axes=("dp",),
+            num_parameters=0,
+            options=("gradient_divide_factor=1.0",),
+        ),
         Mark(kind=MarkKind.COMPILED),
     )
     typed = SpmdCall(

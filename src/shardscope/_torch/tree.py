@@ -23,6 +23,11 @@ pytree_leaves = find_name(
 )
 """`pytree_leaves(tree)`: the leaves of nested containers, as a list."""
 
+pytree_flatten = find_name(
+    "torch.utils._pytree.tree_flatten", "compare the arguments and results of module calls"
+)
+"""`pytree_flatten(tree)`: the leaves, and a structure whose `unflatten(leaves)` restores it."""
+
 pytree_map = find_name(
     "torch.utils._pytree.tree_map", "replace the arguments of an op by replicated tensors"
 )

@@ -21,10 +21,12 @@ from shardscope._torch.checkpoints import skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, suggest_remedy
 from shardscope.launch.cluster import Cluster
+from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.instruments import Instrument, StepCounter, StepsDone
+from shardscope.launch.instruments import Instrument
 from shardscope.launch.program import Program, spawned_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
+from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Gap, Recording, save
 from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
@@ -35,11 +37,21 @@ _LOST_RANK = re.compile(r"Connection (closed|reset) by peer|Broken pipe")  # wha
 
 
 def run_program(
-    program: Program, num_steps: int, instrument: Instrument, *, is_simulated: bool
+    program: Program,
+    num_steps: int,
+    instrument: Instrument,
+    *,
+    is_simulated: bool,
+    evaluations: RepeatedEvaluations | None = None,
 ) -> tuple[Ending, Recording | None]:
-    """Run a program to its end, to its last step or to its failure, while it is observed."""
+    """Run a program to its end, to its last step or to its failure, while it is observed.
+
+    `evaluations` shortens evaluations on tensors without data.
+    """
 
     def start(models: list[nn.Module]) -> None:
+        if evaluations is not None:
+            evaluations.is_training = True
         instrument.start(models)
         if instrument.is_done:
             raise StepsDone
@@ -54,16 +66,24 @@ def run_program(
         pass
     except SystemExit as stop:
         code = _read_exit_code(stop)
+        if code and isinstance(stop.__context__, Exception):  # as hydra does after an exception
+            error = stop.__context__
     except BaseException as raised:  # noqa: BLE001 - a program may raise anything
         traceback.print_exception(raised.with_traceback(_without_ours(raised)))
         error = raised
     with suppress(StepsDone):
         counter.finish()
     recording = instrument.stop(error)
+    failure = None if error is None else _explain(error, is_simulated=is_simulated)
+    if error is None and counter.num_steps and not counter.has_started:
+        failure = (
+            "The program ended after its first step. It does not call what it trains as a module, "
+            "so that only later steps can be observed. Give it at least two more steps to take."
+        )
     ending = Ending(
         num_steps=counter.num_steps,
         is_observed=instrument.is_done,
-        failure=None if error is None else _explain(error, is_simulated=is_simulated),
+        failure=failure,
         exit_code=code,
         is_interrupted=isinstance(error, KeyboardInterrupt),
         is_consequence=_LOST_RANK.search(str(error)) is not None,
@@ -91,6 +111,7 @@ class SimulatedRank:
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
+        self.evaluations = RepeatedEvaluations()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -110,6 +131,7 @@ class SimulatedRank:
             ),
             spawned_in_place(self._rank % self._cluster.num_per_node),
             skipped_checkpoints(self._note_skip),
+            self.evaluations.repeated(),
             ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
         )
         with ExitStack() as stack:
@@ -128,6 +150,7 @@ class SimulatedRank:
         for (place, what), count in self._skips.items():
             fact = f"{what} was called {describe_times(count)}: tensors without data are not saved"
             yield Gap(place=place, rank=self._rank, fact=fact)
+        yield from self.evaluations.find_gaps(self._rank)
         yield from explain_join(self._joined, (self._rank, self._cluster.size))
 
     def _note_rank(self, rank: int, size: int) -> None:

@@ -184,7 +184,11 @@ def _run_job(request: Request, job: Job, lifeline: int) -> NoReturn:
         instrument = make_instrument(job.instrument, request.gpu)
         with rank.entered():
             ending, recording = run_program(
-                program, request.num_steps, instrument, is_simulated=not request.has_data
+                program,
+                request.num_steps,
+                instrument,
+                is_simulated=not request.has_data,
+                evaluations=rank.evaluations if isinstance(rank, SimulatedRank) else None,
             )
         if recording is not None:
             recording = replace(recording, gaps=(*recording.gaps, *rank.find_gaps()))

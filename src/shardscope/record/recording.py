@@ -110,12 +110,17 @@ class MarkKind(StrEnum):
 
 
 class Mark(Record, frozen=True, kw_only=True, gc=False):
-    """How a module was wrapped or sharded; `detail` is the style, policy or strategy."""
+    """How a module was wrapped or sharded; `detail` is the style, policy or strategy.
+
+    `options` are those of an FSDP group that differ from torch's default, by the names of the
+    methods that set them and of `fully_shard`'s arguments: `gradient_divide_factor=1.0`.
+    """
 
     kind: MarkKind
     detail: str = ""
     axes: tuple[str, ...] = ()
     num_parameters: Natural | None = None  # that an FSDP or DDP group manages
+    options: tuple[str, ...] = ()
 
 
 class Module(Record, frozen=True, kw_only=True, gc=False):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from audited_models import FIRST, PLAN, Mlp, Tied, found, only_finding, stack
+from older_torch import IS_OLDER
 from shardscope import World, audit, simulate
 from shardscope.errors import AuditError
 from shardscope.record import Severity
@@ -61,6 +63,7 @@ def test_ties_that_sharding_broke(shard: Callable[[World], nn.Module], num_torn:
     assert all("are now two tensors: replicated and Shard(0)" in finding.fact for finding in torn)
 
 
+@pytest.mark.skipif(not IS_OLDER, reason="newer torch refuses such ties, see the next test")
 def test_ties_that_fsdp_broke_into_two_groups() -> None:
     with simulate({"dp": 2}) as world:
         model = Tied()
@@ -68,6 +71,30 @@ def test_ties_that_fsdp_broke_into_two_groups() -> None:
         fully_shard(model, mesh=world.mesh)
         finding = only_finding(audit(model, before=audit(Tied())), "tied-weights")
     assert "in FSDP group embed and Shard(0) in FSDP group of the root" in finding.fact
+
+
+@pytest.mark.skipif(IS_OLDER, reason="torch before 2.13 breaks the tie and trains both")
+@pytest.mark.parametrize("has_before", [True, False])
+def test_parameter_in_two_fsdp_groups_is_an_error_before_torch_refuses_it(has_before: bool) -> None:
+    with simulate({"dp": 2}) as world:
+        model = Tied()
+        before = audit(model) if has_before else None
+        fully_shard(model.embed, mesh=world.mesh)
+        fully_shard(model, mesh=world.mesh)
+        finding = only_finding(audit(model, before=before), "tied-weights")
+        with pytest.raises(ValueError, match="already managed by another FSDP group"):
+            model(torch.zeros(2, dtype=torch.long))
+    assert (finding.subject, finding.severity) == ("embed.weight, head.weight", Severity.ERROR)
+    assert "are now in 2 FSDP groups, which torch refuses" in finding.fact
+    assert finding.remedy.startswith("Call fully_shard([embed, head]) once")
+
+
+def test_parameter_shared_by_modules_of_one_fsdp_group_is_no_finding() -> None:
+    with simulate({"dp": 2}) as world:
+        model = Tied()
+        fully_shard([model.embed, model.head], mesh=world.mesh)
+        fully_shard(model, mesh=world.mesh)
+        assert found(audit(model, before=audit(Tied())), "tied-weights") == []
 
 
 def test_ties_that_the_model_declares() -> None:

@@ -192,7 +192,8 @@ def _render_mark(mark: Mark) -> Text:
         name = "FSDP2" if mark.kind is MarkKind.FULLY_SHARD else "FSDP1"
         number = mark.num_parameters
         count = "" if number is None else plural(number, "parameter")
-        return make_text(", ".join(filter(None, [f"{name}{over}", count, mark.detail])), "dim")
+        words = [f"{name}{over}", count, mark.detail, *mark.options]
+        return make_text(", ".join(filter(None, words)), "dim")
     if mark.kind is MarkKind.TENSOR_PARALLEL:
         return make_text(f"{mark.detail}{over}", "cyan")
     return make_text(_WORDS[mark.kind] + over, "magenta")

@@ -257,7 +257,8 @@ def _describe_module(module: Module) -> Iterator[Line]:
     yield "also called", make_text(", ".join(module.aliases))
     for mark in module.marks:
         over = f" over {' × '.join(mark.axes)}" if mark.axes else ""
-        yield "made", make_text(f"{mark.kind.replace('_', ' ')} {mark.detail}{over}")
+        options = f" ({', '.join(mark.options)})" if mark.options else ""
+        yield "made", make_text(f"{mark.kind.replace('_', ' ')} {mark.detail}{over}{options}")
     for parameter in module.parameters[:_MAX_PARAMETERS]:
         yield parameter.name, make_text(_describe_parameter(parameter), width=_MAX_TEXT)
     num_hidden = len(module.parameters) - _MAX_PARAMETERS

@@ -36,6 +36,7 @@ from shardscope.record.layer_names import fold_layers
 from shardscope.record.text import describe_error
 from shardscope.shard.audit.findings import (
     RIGHT_ORDER,
+    describe_shared_parameter,
     find_mixed_meshes,
     find_outside_groups,
     find_replicated,
@@ -43,6 +44,7 @@ from shardscope.shard.audit.findings import (
     find_uneven,
     find_wrong_order,
     fold_names,
+    name_shared_parameters,
 )
 from shardscope.shard.audit.plan import PlanRule, read_plan, style_dim
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
@@ -247,9 +249,13 @@ def find_broken_ties(
     """Find tied weights that are now separate tensors, or that the plan would separate."""
     tensors = {first_entry.name: first_entry for first_entry in inventory.tensors}
     yield from _find_ties_broken_by_plan(inventory, rules)
+    shared = name_shared_parameters(inventory)
+    yield from map(describe_shared_parameter, shared)
     for first, second in dict.fromkeys((*_ties_before(before), *_declared_ties(inventory.model))):
         first_entry, second_entry = tensors.get(first), tensors.get(second)
         if first_entry is None or second_entry is None or _is_tied(first_entry, second_entry):
+            continue
+        if any({first, second} <= names.keys() for names in shared):
             continue
         yield Finding(
             rule="tied-weights",

@@ -234,6 +234,30 @@ def _wrapped(module: nn.Module) -> Iterator[nn.Module]:
         module = inner
 
 
+def name_shared_parameters(inventory: ModelInventory) -> list[dict[str, str]]:
+    """By name, the modules of each parameter that several FSDP groups manage."""
+    order = {entry.name: index for index, entry in enumerate(inventory.tensors)}
+    shared = []
+    for locations in inventory.shared:
+        modules = [(inventory.name_of(module), name) for module, name in locations]
+        names = {f"{module}.{name}".lstrip("."): module or "model" for module, name in modules}
+        shared.append(dict(sorted(names.items(), key=lambda item: order[item[0]])))
+    return shared
+
+
+def describe_shared_parameter(modules: dict[str, str]) -> Finding:
+    """The finding about a parameter that several FSDP groups manage."""
+    return Finding(
+        rule="tied-weights",
+        severity=Severity.ERROR,
+        subject=", ".join(modules),
+        fact=f"they were one parameter and are now in {len(modules)} FSDP groups, which torch "
+        "refuses when the model is first called",
+        remedy=f"Call fully_shard([{', '.join(modules.values())}]) once, instead of fully_shard "
+        "for each of these modules: a single group then manages the parameter.",
+    )
+
+
 def find_outside_groups(inventory: ModelInventory) -> Iterator[Finding]:
     """Find trained parameters outside of every FSDP group, if there are groups."""
     if not inventory.groups:

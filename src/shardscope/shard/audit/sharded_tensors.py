@@ -31,6 +31,7 @@ from shardscope._torch.fsdp import (
     fsdp_groups,
     modules_under_fsdp,
     sharded_parameters,
+    shared_across_groups,
     user_class,
 )
 from shardscope._torch.modules import (
@@ -71,6 +72,7 @@ def _describe_group(group: FsdpGroup) -> Mark:
         detail=group.policy,
         axes=group.axes,
         num_parameters=len(group.locations),
+        options=group.options,
     )
 
 
@@ -122,6 +124,7 @@ class ModelInventory:
         self.model = model
         self.names = ModuleNames(model)
         self.groups = list(fsdp_groups(model))
+        self.shared = shared_across_groups(model)
         self.tensors: list[TensorEntry] = []
         self.gaps: list[Gap] = []
         self.rank = rank
