@@ -756,6 +756,8 @@ PROBES: dict[str, Probe] = {
         isinstance(torch._dynamo.utils.counters, dict)
         and isinstance(torch._dynamo.utils.warn_once_cache, set)
         and torch._dynamo.utils.CleanupManager.instance is not None
+        # Compiled code calls it since 2.15.
+        and (torch.__version__ < "2.15" or callable(torch._dynamo.utils.get_current_stream))
     ),
     "torch._dynamo.exc.get_gbid_documentation_link": lambda: (
         "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")

@@ -30,6 +30,9 @@ from shardscope.errors import WorldError
 _fsdp1_init = find_name(
     "torch.distributed.fsdp._init_utils", "let FSDP1 compute on the CPU in place of a GPU"
 )
+_dynamo_utils = find_name(
+    "torch._dynamo.utils", "let compiled code ask for the stream of a GPU that is the CPU"
+)
 _CPU = torch.device("cpu")
 _make_device: Any = torch.device
 _Generator: Any = torch.Generator
@@ -72,6 +75,9 @@ def cuda_on_host(
         _wrap_models(stack)
         _load_to_the_cpu(stack)
         _autocast_on_the_cpu(stack, on_difference)
+        if hasattr(_dynamo_utils, "get_current_stream"):  # of torch 2.15, which asks the driver
+            current_stream = torch.accelerator.current_stream
+            replace_attribute(stack, _dynamo_utils, "get_current_stream", current_stream)
         stack.enter_context(_DevicesOnHost())
         yield
 
