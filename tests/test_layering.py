@@ -54,6 +54,8 @@ ALLOWED = {
         "comm",
         "shard",
         "compile",
+        "numerics",
+        "parallel",
         "errors",
     },
     "parallel": {

@@ -127,7 +127,7 @@ def run(
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
-    _check(cluster, gpu=gpu, steps=steps, data=data, real=real)
+    check_cluster(cluster, gpu=gpu, steps=steps, data=data, real=real)
     names = tuple(instruments)
     is_everywhere = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
@@ -148,19 +148,20 @@ def run(
             num_parallel=cluster.size if data else os.cpu_count() or 1,
             has_data=data,
         )
-        ended = list(_run_torchrun(request) if real else _run_jobs(request, on_job))
+        ended = list(_run_torchrun(request) if real else run_jobs(request, on_job))
         recording = _join(folder, ended)
         if text == ROLES and recording is not None and not is_everywhere:
             others = [rank for rank in cluster.find_roles(recording) if rank]
             request = replace(request, jobs=_make_jobs(others, names), is_shown=False)
-            ended += _run_jobs(request, on_job)
+            ended += run_jobs(request, on_job)
             recording = _join(folder, ended)
     if recording is not None:
         recording = replace(recording, run=replace(recording.run, command=program.command))
     return RunResult(recording, ended)
 
 
-def _check(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: bool) -> None:
+def check_cluster(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: bool) -> None:
+    """Raise if a program cannot be run in this way."""
     if gpu not in GPU_NAMES:
         raise LaunchError(f"The GPU {gpu!r} is not known. Choose one of {', '.join(GPU_NAMES)}.")
     if steps < 1:
@@ -219,7 +220,7 @@ def _run_torchrun(request: Request) -> Iterator[JobEnded]:
         yield JobEnded(job=job, ending=ending)
 
 
-def _run_jobs(request: Request, on_job: Callable[[JobEnded], None]) -> Iterator[JobEnded]:
+def run_jobs(request: Request, on_job: Callable[[JobEnded], None]) -> Iterator[JobEnded]:
     """Start the warm process, and yield each job as it ends."""
     if not request.jobs:
         return

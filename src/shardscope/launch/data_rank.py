@@ -36,6 +36,7 @@ class DataRank:
         self._scratch = request.scratch  # where the ranks share the files that they write
         self._own_scratch = str(Path(request.scratch, job.stem))
         self._jobs = request.jobs
+        self._instrument = job.instrument
         self._differences: Counter[tuple[str, str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
 
@@ -44,6 +45,8 @@ class DataRank:
         """Provide the environment, the GPUs and the process groups until the context ends."""
         environment = dict(os.environ)
         mail = str(Path(self._scratch, MAIL))
+        meeting = Path(mail, self._instrument)  # processes with another instrument are no ranks
+        meeting.mkdir(exist_ok=True)
         num_per_node = self._cluster.num_per_node
         os.environ.update(self._cluster.environment(self._rank))
         set_scratch_environment(self._own_scratch)
@@ -58,7 +61,7 @@ class DataRank:
                     self._rank,
                     self._cluster.size,
                     num_per_node=num_per_node,
-                    folder=mail,
+                    folder=str(meeting),
                     on_join=self._note_rank,
                 )
             )

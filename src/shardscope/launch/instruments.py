@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -18,7 +19,8 @@ from shardscope._torch.fsdp import meshes_of
 from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
-from shardscope.launch.steps import StepsDone
+from shardscope.launch.step_capture import CAPTURE, REPLAYS, CaptureInstrument, ReplayInstrument
+from shardscope.launch.steps import ModelCall, StepsDone
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit
 from shardscope.shard.coverage.coverage import coverage
@@ -208,29 +210,6 @@ class CombinedInstrument:
         return merge(present) if len(present) > 1 else next(iter(present), None)
 
 
-OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-
-
-@final
-class ModelCall:
-    """The arguments of the next call of a model, which is about to happen.
-
-    `on_call` is called with the model and them before the call.
-    """
-
-    def __init__(self, model: nn.Module, on_call: OnCall = lambda *_: None) -> None:
-        self.model = model
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
-        self._on_call = on_call
-        self._hook = model.register_forward_pre_hook(self._note, prepend=True, with_kwargs=True)
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args, self.kwargs = args, kwargs
-        self._hook.remove()
-        self._on_call(module, args, kwargs)
-
-
 @final
 class MemoryInstrument:
     """Estimates the memory of the steps; compiled functions run eagerly."""
@@ -279,13 +258,18 @@ class NoInstrument:
         return None
 
 
-def make_instrument(names: str, gpu: str) -> Instrument:
-    """The instruments of these names, joined by "+"; one that records nothing for others."""
+def make_instrument(names: str, gpu: str, folder: str = "") -> Instrument:
+    """The instruments of these names, joined by "+"; one that records nothing for others.
+
+    `folder` is where those that capture or replay a step read and write it.
+    """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
         "explain": ExplainInstrument,
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
+        CAPTURE: lambda: CaptureInstrument(folder),
+        **{name: functools.partial(ReplayInstrument, name, folder) for name in REPLAYS},
         "trace": TraceInstrument,
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }

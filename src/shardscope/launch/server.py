@@ -181,7 +181,8 @@ def _run_job(request: Request, job: Job, lifeline: int) -> NoReturn:
             _redirect_output(Path(request.scratch, f"{job.stem}.log"))
         rank = DataRank(request, job) if request.has_data else SimulatedRank(request, job)
         program = Program(request.script, request.args, request.is_module)
-        instrument = make_instrument(job.instrument, request.gpu)
+        mail = str(Path(request.scratch, MAIL))
+        instrument = make_instrument(job.instrument, request.gpu, mail)
         with rank.entered():
             ending, recording = run_program(
                 program,

@@ -178,3 +178,26 @@ def _is_trained(module: nn.Module) -> bool:
 
 def _requires_grad(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad
+
+
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+@final
+class ModelCall:
+    """The arguments of the next call of a model, which is about to happen.
+
+    `on_call` is called with the model and them before the call.
+    """
+
+    def __init__(self, model: nn.Module, on_call: OnCall = lambda *_: None) -> None:
+        self.model = model
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self._on_call = on_call
+        self._hook = model.register_forward_pre_hook(self._note, prepend=True, with_kwargs=True)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._hook.remove()
+        self._on_call(module, args, kwargs)

@@ -1,0 +1,146 @@
+"""A program that trains on several ranks, in the way that its first argument names."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+way = sys.argv[1]
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+class Columns(nn.Module):
+    """A slice of the rows of a linear layer's weight on each rank."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().chunk(size)[rank].clone())
+
+    def forward(self, x):
+        return _Copied.apply(x) @ self.weight.T
+
+
+class Rows(nn.Module):
+    """A slice of the columns of a linear layer's weight on each rank."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.detach().chunk(size, 1)[rank].clone())
+        self.bias = nn.Parameter(layer.bias.detach().clone())
+
+    def forward(self, x):
+        partial = x @ self.weight.T
+        if way == "tp_bias":
+            return _Reduced.apply(partial + self.bias)
+        if way == "tp_without_reduction":
+            return partial + self.bias
+        return _Reduced.apply(partial) + self.bias
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(40, 16)
+        self.norm = nn.BatchNorm1d(16) if way == "batch_norm" else nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32, bias=False)
+        self.down = nn.Linear(32, 16)
+        self.head = nn.Linear(16, 40, bias=False)
+        if way == "tied":
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens, labels=None):
+        x = self.embed(tokens).flatten(0, 1)
+        x = x + self.down(self.up(self.norm(x)).relu())
+        if way == "dropout":
+            x = functional.dropout(x, 0.5, self.training)
+        logits = self.head(x)
+        if labels is None:
+            return logits
+        return {"loss": functional.cross_entropy(logits, labels.flatten()), "logits": logits}
+
+
+torch.manual_seed(rank if way == "unequal" else 0)
+model = Network().cuda()
+if way.startswith("tp"):
+    model.up, model.down = Columns(model.up), Rows(model.down)
+elif way.startswith("fsdp"):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if way == "fsdp_bf16" else None
+    options = {} if policy is None else {"mp_policy": policy}
+    for module in (model.up, model.down):
+        fully_shard(module, **options)
+    fully_shard(model, **options)
+elif way not in ("unequal", "summed", "averaged"):
+    if way == "bf16":
+        model = model.bfloat16()
+    model = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cuda")
+torch.manual_seed(0 if way.startswith("tp") else rank + 1)
+
+
+def run_micro_batch(count):
+    tokens = torch.randint(40, (4, 6), device="cuda")
+    labels = torch.randint(40, (4, 6), device="cuda")
+    if way == "hf":
+        loss = model(tokens, labels=labels)["loss"]
+    else:
+        loss = functional.cross_entropy(model(tokens).float(), labels.flatten())
+    loss = loss / count
+    (scaler.scale(loss) if way == "scaled" else loss).backward()
+    return loss
+
+
+for step in range(3):
+    if way == "no_sync":
+        with model.no_sync():
+            loss = run_micro_batch(1)
+    elif way == "accumulated":
+        with model.no_sync():
+            run_micro_batch(2)
+        loss = run_micro_batch(2)
+    else:
+        loss = run_micro_batch(1)
+    if way in ("unequal", "summed", "averaged"):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            if way != "summed":
+                parameter.grad /= size
+    if way == "scaled":
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        print(f"loss {loss.item():.3f}")
+dist.destroy_process_group()
