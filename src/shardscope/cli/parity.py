@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
     force_option,
     output_option,
@@ -46,15 +48,26 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     examples=[
         "shardscope parity train.py --mesh tp=4",
         "shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp --precision bf16",
+        "shardscope parity --nproc-per-node 4 -- pretrain.py --layers 2",
+        'shardscope parity --nproc-per-node 4 --single-args "--tp 1" -- pretrain.py --tp 4',
     ],
-    instead_of_program="How a program splits its data over ranks is not known, so that its steps "
-    "on one device cannot be compared with those of its ranks. Define model(), batch(model) and "
-    "parallelize(model, mesh) in a TARGET, or compare the losses that `shardscope run --data "
-    "--nproc-per-node 1 -- train.py` prints with those of more processes.",
     fails_if="An output, gradient or buffer differs, an output is too noisy to compare, nothing "
     "was compared, or, with --strict, there is a gap.",
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options(
+    "num_nodes",
+    "num_per_node",
+    target_only=("mesh", "processes", "batch_axes", "precision", "seed"),
+)
+@click.option(
+    "--single-args",
+    metavar="ARGS",
+    default="",
+    show_default="none",
+    help="Arguments added to a program's own where it runs as a single process.",
+)
 @small_mesh_option
 @click.option(
     "--processes", is_flag=True, help="Run the ranks as processes (gloo) instead of threads."
@@ -81,6 +94,8 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
+    single_args: str,
     mesh: str,
     processes: bool,
     batch_axes: tuple[str, ...],
@@ -96,7 +111,22 @@ def command(
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
     run as threads of this process, or, with --processes, as processes of their own. If tensors
     differ, the code where the two versions diverge is printed with the likely cause.
+
+    A training program after -- runs as it is: all its ranks as processes of this machine, until its
+    first step has computed gradients. Then it runs as a single process, whose model gets the same
+    weights and is called with the inputs of each rank. Its loss, clipping and optimizer are not
+    compared.
     """
+    if program is not None:
+        destination = Destination(program.name, output, force=force)
+        recording = program.compare(shlex.split(single_args))
+        destination.finish(recording, render_summary(recording))
+        ctx.exit(exit_code(recording, is_strict=strict))
+    if single_args:
+        raise TargetError(
+            "--single-args is for a program after --, and parity got a TARGET. Leave it out; a "
+            "TARGET defines model(), which runs on a single device."
+        )
     axes = parse_mesh(mesh)
     destination = Destination(name_target(target), output, force=force)
     recording = _check(

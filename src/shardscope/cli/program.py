@@ -22,6 +22,7 @@ from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
 from shardscope.launch.api import GPU_NAMES, RunResult, run
+from shardscope.launch.parity import compare_program
 from shardscope.launch.program import Program
 from shardscope.launch.request import JobEnded
 from shardscope.record import MemoryProfile, Recording, Severity
@@ -84,10 +85,6 @@ class LaunchedProgram:
     def run(self, *, data: bool = False, real: bool = False, **options: Any) -> RunResult:
         """Run the program, and show which of its processes have ended."""
         with show_progress(f"running {self.program.script}") as report:
-
-            def on_job(ended: JobEnded) -> None:
-                report(f"rank {ended.job.rank}: {ended.job.instrument} has ended")
-
             return run(
                 self.program.script,
                 *self.program.args,
@@ -99,7 +96,7 @@ class LaunchedProgram:
                 is_module=self.program.is_module,
                 data=data,
                 real=real,
-                on_job=on_job,
+                on_job=lambda ended: report(_describe_ended(ended)),
                 **options,
             )
 
@@ -126,6 +123,17 @@ class LaunchedProgram:
             code = exit_code(recording, is_strict=strict)
         return print_failures(result) or code
 
+    def compare(self, single_args: Sequence[str]) -> Recording:
+        """Compare the ranks with a single process, and show which of the processes have ended."""
+        with show_progress(f"comparing {self.program.script}") as report:
+            return compare_program(
+                self.program,
+                num_nodes=self.num_nodes,
+                num_per_node=self.num_per_node,
+                single_args=single_args,
+                on_job=lambda ended: report(_describe_ended(ended)),
+            )
+
     def suggest_next(self, recording: Recording, path: str) -> str:
         """The command that is most useful after a run."""
         if any(map(_is_too_large, recording.memory)):
@@ -145,6 +153,10 @@ class LaunchedProgram:
             for word in (option, str(getattr(self, name)))
         ]
         return f"{shlex.join(['shardscope', verb, *words])} -- {self.program.command}"
+
+
+def _describe_ended(ended: JobEnded) -> str:
+    return f"rank {ended.job.rank}: {ended.job.instrument} has ended"
 
 
 def _is_too_large(profile: MemoryProfile) -> bool:

@@ -19,7 +19,8 @@ from shardscope._torch.fsdp import meshes_of
 from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
-from shardscope.launch.step_capture import CAPTURE, REPLAYS, CaptureInstrument, ReplayInstrument
+from shardscope.launch.step_capture import CAPTURE, PROBED, CaptureInstrument
+from shardscope.launch.step_replay import REPLAYS, ReplayInstrument
 from shardscope.launch.steps import ModelCall, StepsDone
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit
@@ -269,7 +270,12 @@ def make_instrument(names: str, gpu: str, folder: str = "") -> Instrument:
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
         CAPTURE: lambda: CaptureInstrument(folder),
-        **{name: functools.partial(ReplayInstrument, name, folder) for name in REPLAYS},
+        CAPTURE + PROBED: lambda: CaptureInstrument(folder, has_probe=True),
+        **{
+            name + end: functools.partial(ReplayInstrument, name + end, folder)
+            for name in REPLAYS
+            for end in ("", PROBED)
+        },
         "trace": TraceInstrument,
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }

@@ -15,17 +15,13 @@ from shardscope.launch.api import GPU_NAMES, RunResult, check_cluster, run_jobs
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
-from shardscope.launch.step_capture import (
-    CAPTURE,
-    PLAN,
-    REPLAYS,
-    name_replay_file,
-    name_step_file,
-)
+from shardscope.launch.step_capture import CAPTURE, PROBED, name_step_file
+from shardscope.launch.step_replay import PLAN, REPLAYS, name_replay_file
+from shardscope.parallel.parity.captured_parity import compare_steps, has_differences
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
+    ReplayPlan,
     Replays,
-    compare_steps,
     plan_replay,
 )
 from shardscope.record import Gap, Recording
@@ -62,94 +58,94 @@ def compare_program(
             "A program with one rank has nothing to be compared with. Give --nproc-per-node 2 or "
             "more."
         )
-    with tempfile.TemporaryDirectory(
-        prefix="shardscope-parity-", ignore_cleanup_errors=True
-    ) as folder:
-        jobs = tuple(Job(rank=rank, instrument=CAPTURE) for rank in range(cluster.size))
-        request = Request(
-            script=program.script,
-            args=program.args,
-            is_module=program.is_module,
-            num_nodes=num_nodes,
-            num_per_node=num_per_node,
-            num_steps=1,
-            gpu=GPU_NAMES[0],
-            scratch=str(Path(folder, "ranks")),
-            jobs=jobs,
-            num_parallel=len(jobs),
-            has_data=True,
-        )
-        steps = _capture(request, on_job)
-        recording = _compare(request, steps, Path(folder, "single"), single_args, on_job)
+    request = Request(
+        script=program.script,
+        args=program.args,
+        is_module=program.is_module,
+        num_nodes=num_nodes,
+        num_per_node=num_per_node,
+        num_steps=1,
+        gpu=GPU_NAMES[0],
+        scratch="",
+        jobs=(),
+        num_parallel=cluster.size,
+        has_data=True,
+    )
+    recording = _compare(request, single_args, on_job)
+    if has_differences(recording):
+        try:
+            recording = _compare(request, single_args, on_job, end=PROBED)
+        except LaunchError as error:
+            fact = f"a run in which modules are recorded failed ({error!s:.200})"
+            gap = Gap(place="the first difference", fact=fact)
+            recording = replace(recording, gaps=(*recording.gaps, gap))
     return replace(recording, run=replace(recording.run, command=program.command))
 
 
+def _compare(
+    request: Request, single_args: Sequence[str], on_job: OnJob, end: str = ""
+) -> Recording:
+    """Capture and replay a step, and compare; `end` is that of the names of the instruments."""
+    with tempfile.TemporaryDirectory(
+        prefix="shardscope-parity-", ignore_cleanup_errors=True
+    ) as folder:
+        size = request.num_nodes * request.num_per_node
+        jobs = tuple(Job(rank=rank, instrument=CAPTURE + end) for rank in range(size))
+        ranks = Path(folder, "ranks")
+        request = replace(request, scratch=str(ranks), jobs=jobs, is_shown=not end)
+        steps = _capture(request, on_job)
+        plan = plan_replay(steps)
+        jobs = tuple(Job(rank=0, instrument=name + end) for name in REPLAYS)
+        request = replace(
+            request,
+            args=(*request.args, *single_args),
+            num_nodes=1,
+            num_per_node=1,
+            scratch=str(Path(folder, "single")),
+            jobs=jobs,
+            num_parallel=len(jobs),
+            is_shown=False,
+        )
+        replays, gaps = _replay(request, plan, on_job)
+    return compare_steps(steps, plan, replays, gaps)
+
+
 def _capture(request: Request, on_job: OnJob) -> list[CapturedStep]:
+    """The first step of each rank."""
     mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
     ended = list(run_jobs(request, on_job))
     failures = RunResult(None, ended).failures
     if failures:
         raise LaunchError(failures[0])
-    files = [mail / name_step_file(job.rank) for job in request.jobs]
-    missing = [job.rank for job, file in zip(request.jobs, files, strict=True) if not file.exists()]
-    if missing:
-        raise LaunchError(
-            f"Rank {missing[0]} ended before its first step had computed gradients, so that there "
-            "is nothing to compare. Check that the program's arguments make it train."
-        )
-    return [_load(file) for file in files]
+    return [_load(mail / name_step_file(job.rank)) for job in request.jobs]
 
 
-def _compare(
-    request: Request,
-    steps: Sequence[CapturedStep],
-    folder: Path,
-    single_args: Sequence[str],
-    on_job: OnJob,
-) -> Recording:
-    """Replay the steps on a single process, in all variants, and compare."""
-    plan = plan_replay(steps)
-    mail = folder / MAIL
+def _replay(request: Request, plan: ReplayPlan, on_job: OnJob) -> tuple[Replays, list[Gap]]:
+    """What a single process computes in each variant, and why it does not in double precision."""
+    mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
     torch.save(plan, mail / PLAN)
-    jobs = tuple(Job(rank=0, instrument=name) for name in REPLAYS)
-    request = replace(
-        request,
-        args=(*request.args, *single_args),
-        num_nodes=1,
-        num_per_node=1,
-        scratch=str(folder),
-        jobs=jobs,
-        num_parallel=len(jobs),
-        is_shown=False,
-    )
-    ended = {job_ended.job.instrument: job_ended for job_ended in run_jobs(request, on_job)}
-    results = {
-        name: _load(mail / name_replay_file(name))
-        for name in REPLAYS
-        if (mail / name_replay_file(name)).exists()
-    }
-    as_it_is, perturbed, fp64, perturbed_fp64 = REPLAYS
-    for name in (as_it_is, perturbed):
-        if name not in results:
-            raise LaunchError(_explain(ended[name]))
-    gaps = []
-    if fp64 not in results or perturbed_fp64 not in results:
-        results[fp64] = results[perturbed_fp64] = None
-        reason = next(iter(RunResult(None, [ended[fp64]]).failures), "no reason is known")
-        fact = f"the program does not run in it as a single process ({reason[:200]})"
-        gaps.append(Gap(place="double precision", fact=fact))
-    return compare_steps(steps, plan, Replays(*(results[name] for name in REPLAYS)), gaps)
+    ended = {job_ended.job: job_ended for job_ended in run_jobs(request, on_job)}
+    files = [mail / name_replay_file(job.instrument) for job in request.jobs]
+    results = [_load(file) if file.exists() else None for file in files]
+    reference, perturbed, fp64, perturbed_fp64 = results
+    if reference is None or perturbed is None:
+        raise LaunchError(_explain(ended[request.jobs[0 if reference is None else 1]]))
+    if fp64 is not None and perturbed_fp64 is not None:
+        return Replays(reference, perturbed, fp64, perturbed_fp64), []
+    failures = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
+    fact = f"the program does not run in it as a single process ({' '.join(failures):.200})"
+    return Replays(reference, perturbed), [Gap(place="double precision", fact=fact)]
 
 
 def _explain(ended: JobEnded) -> str:
     failures = RunResult(None, [ended]).failures
     reason = failures[0].removeprefix("Rank 0 failed: ") if failures else "It did not train."
     return (
-        f"The program ran as several ranks, but cannot be replayed as a single process: {reason} If "
-        "arguments of its own, such as a degree of parallelism, need more ranks, give those for one "
-        'process: --single-args "--tp 1".'
+        f"The program ran as several ranks, but cannot be replayed as a single process: {reason} "
+        "If arguments of its own, such as a degree of parallelism, need more ranks, give those for "
+        'one process: --single-args "--tp 1".'
     )
 
 

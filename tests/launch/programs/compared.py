@@ -121,7 +121,7 @@ def run_micro_batch(count):
     return loss
 
 
-for step in range(3):
+for _ in range(3):
     if way == "no_sync":
         with model.no_sync():
             loss = run_micro_batch(1)

@@ -1,0 +1,237 @@
+"""Replays captured steps with the model of a program that runs as a single process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, final
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import device_mesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.tree import leaves, map_leaves
+from shardscope.errors import LaunchError
+from shardscope.launch.step_capture import (
+    PROBED,
+    copy_all_full,
+    copy_tensor,
+    named_buffers,
+    named_parameters,
+    to_full,
+)
+from shardscope.launch.steps import ModelCall, StepsDone
+from shardscope.numerics import (
+    convert_inputs_to_fp64,
+    fp64_mode,
+    main_dtype,
+    perturb_ulp,
+    perturb_ulp_,
+)
+from shardscope.parallel.equivalence import MeanRngMode, OriginalNames, named_tensors
+from shardscope.parallel.parity.captured_steps import (
+    CapturedCall,
+    Constant,
+    ReplayPlan,
+    ReplayResult,
+    join_parameter,
+)
+from shardscope.parallel.parity.probe import ModuleProbe
+from shardscope.record import Recording
+
+REPLAYS = ("replay", "replay-perturbed", "replay-fp64", "replay-fp64-perturbed")
+"""The instruments of a single process: how it replays what was captured."""
+PLAN = "plan.pt"
+"""The file, in the folder of a replay, of what to replay."""
+
+
+def name_replay_file(instrument: str) -> str:
+    """The file with the result of a replay."""
+    return f"{instrument}.pt"
+
+
+@final
+class ReplayInstrument:
+    """Replays captured steps with the model of a program that runs as a single process.
+
+    `name` says how: `replay`, with `-fp64` in double precision, with `-perturbed` with weights and
+    inputs that are changed by one unit in the last place. Meshes of any shape have a single rank.
+    """
+
+    is_done = False
+
+    def __init__(self, name: str, folder: str) -> None:
+        self._name = name
+        self._folder = folder
+        self._stack = ExitStack()
+        init_device_mesh = device_mesh.init_device_mesh
+
+        @functools.wraps(init_device_mesh)
+        def make_mesh(
+            device_type: str, mesh_shape: Sequence[int], *args: Any, **kwargs: Any
+        ) -> Any:
+            return init_device_mesh(device_type, (1,) * len(mesh_shape), *args, **kwargs)
+
+        for owner in (device_mesh, dist):
+            self._stack.enter_context(mock.patch.object(owner, "init_device_mesh", make_mesh))
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Wait for the call of the model, whose arguments say how to pass captured inputs."""
+        torch.compiler.set_stance("force_eager")
+        if models:
+            ModelCall(models[0], self._replay)
+
+    def end_step(self) -> None:
+        """The program is ended before."""
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """There is no recording: the result is in a file."""
+        self._stack.close()
+        return None
+
+    def _replay(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plan: ReplayPlan = torch.load(Path(self._folder, PLAN), weights_only=False)
+        is_fp64, is_perturbed = "fp64" in self._name, "perturbed" in self._name
+        weights = full = _join_weights(model, plan)
+        narrow = main_dtype(model)
+        if is_perturbed:
+            weights = dict(zip(weights, perturb_ulp(list(weights.values())), strict=True))
+        if is_fp64:
+            model.double()
+        _load(named_parameters(model), weights)
+        result = ReplayResult([], [], {}, full, ModuleProbe() if PROBED in self._name else None)
+        with ExitStack() as stack:
+            if is_fp64:
+                stack.enter_context(fp64_mode(narrow))
+            stack.enter_context(MeanRngMode())  # type: ignore[no-untyped-call]
+            for group in plan.groups:
+                with ExitStack() as probing:
+                    if result.probe is not None and group is plan.groups[0]:
+                        probing.enter_context(result.probe.attached(model, OriginalNames(model)))
+                    _load(named_buffers(model), plan.buffers)
+                    calls = [
+                        _change(call, is_perturbed=is_perturbed, is_fp64=is_fp64)
+                        for call in group.calls
+                    ]
+                    _replay_group(model, (args, kwargs), calls, group.weight, result)
+        torch.save(result, Path(self._folder, name_replay_file(self._name)))
+        self.is_done = True
+        raise StepsDone
+
+
+def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]:
+    """The full weights of the captured step for each parameter of the single process's model."""
+    weights = {}
+    own = dict(named_parameters(model))
+    for names, fact in (
+        (own.keys() - plan.parameters.keys(), "no rank has"),
+        (plan.parameters.keys() - own.keys(), "only the ranks have"),
+    ):
+        if names:
+            raise LaunchError(
+                f"The parameter {min(names)} is one that {fact}, and the single process's model "
+                "cannot get the same weights. Pipeline stages, and experts that each rank numbers "
+                "by itself, cannot be compared."
+            )
+    for name, parameter in own.items():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        weight = join_parameter(plan.parameters[name], local.detach(), plan.axes)
+        if weight is None:
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in plan.parameters[name][:2])
+            raise LaunchError(
+                f"How the ranks shard {name} is not clear: they have {shapes}, and a single "
+                f"process {list(local.shape)}. Initialize the full weight with one seed and give "
+                "each rank its slice, or make it a DTensor."
+            )
+        weights[name] = weight
+    return weights
+
+
+def _load(named: Iterator[tuple[str, torch.Tensor]], values: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in named:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if name in values and values[name].shape == local.shape:
+                local.copy_(values[name])
+
+
+def _change(call: CapturedCall, *, is_perturbed: bool, is_fp64: bool) -> CapturedCall:
+    """The call with inputs that are changed in the last place, or in double precision."""
+    inputs = call.inputs
+    if is_perturbed:
+        inputs = perturb_ulp_(nn.Module(), inputs)
+    if is_fp64:
+        inputs = convert_inputs_to_fp64(inputs)
+    return dataclasses.replace(call, inputs=inputs)
+
+
+def _replay_group(
+    model: nn.Module,
+    arguments: Any,
+    calls: Sequence[CapturedCall],
+    weight: float,
+    result: ReplayResult,
+) -> None:
+    """Run forward and backward of a group's calls, and add what they compute to `result`."""
+    outputs: list[tuple[str, torch.Tensor]] = []
+    for call in calls:
+        output = _call_with(model, arguments, call)
+        outputs += [(path, to_full(copy_tensor(tensor))) for path, tensor in named_tensors(output)]
+        _run_backward(output, call)
+    result.outputs.append(outputs)
+    result.buffers.append(copy_all_full(named_buffers(model)))
+    named = [(name, p.grad) for name, p in named_parameters(model) if p.grad is not None]
+    totals: dict[int, torch.Tensor] = {}  # of tied parameters one
+    for (name, gradient), full in zip(named, copy_all_full(named).values(), strict=True):
+        if id(gradient) not in totals:
+            known = result.gradients.get(name)
+            totals[id(gradient)] = full * weight if known is None else known + full * weight
+        result.gradients[name] = totals[id(gradient)]
+    model.zero_grad(set_to_none=True)
+
+
+def _call_with(model: nn.Module, arguments: Any, call: CapturedCall) -> Any:
+    """Call the model with captured tensors and values in place of those in its own arguments."""
+    own = leaves(arguments)
+    num_tensors = sum(isinstance(leaf, torch.Tensor) for leaf in own)
+    num_constants = sum(isinstance(leaf, Constant) for leaf in own)
+    if (num_tensors, num_constants) != (len(call.inputs), len(call.constants)):
+        raise LaunchError(
+            f"The ranks call the model with {len(call.inputs)} tensors and {len(call.constants)} "
+            f"plain values, and a single process with {num_tensors} and {num_constants}, so that "
+            "the calls cannot be compared."
+        )
+    tensors, constants = iter(call.inputs), iter(call.constants)
+
+    def exchange(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return _distribute_like(leaf, copy_tensor(next(tensors)))
+        return next(constants) if isinstance(leaf, Constant) else leaf
+
+    args, kwargs = map_leaves(exchange, arguments)
+    return model(*args, **kwargs)
+
+
+def _distribute_like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value` as a DTensor if `tensor` is one: on a mesh of one rank, of any placements."""
+    if not isinstance(tensor, DTensor):
+        return value
+    return DTensor.from_local(value, tensor.device_mesh, tensor.placements, run_check=False)
+
+
+def _run_backward(result: Any, call: CapturedCall) -> None:
+    tensors = [tensor for _, tensor in named_tensors(result)]
+    pairs = [
+        (tensor, _distribute_like(tensor, gradient.to(tensor.dtype)))
+        for tensor, gradient in zip(tensors, call.gradients, strict=True)
+        if gradient is not None and tensor.requires_grad
+    ]
+    if pairs:
+        outputs, gradients = zip(*pairs, strict=True)
+        torch.autograd.backward(outputs, gradients)

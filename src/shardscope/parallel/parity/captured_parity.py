@@ -1,0 +1,305 @@
+"""Compares steps that a program's ranks have taken with replays of them on a single device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from shardscope.attribution.program_records import describe_run, find_torch_gaps
+from shardscope.numerics import find_floor, to_fp64_on_cpu
+from shardscope.parallel.equivalence import (
+    Case,
+    Runs,
+    StepResult,
+    TensorComparison,
+    compare_case,
+    make_cases,
+)
+from shardscope.parallel.equivalence.tensor_shards import find_submesh
+from shardscope.parallel.parity.api import list_findings, make_parity
+from shardscope.parallel.parity.captured_steps import (
+    CapturedStep,
+    ReplayPlan,
+    ReplayResult,
+    Replays,
+    Tensors,
+)
+from shardscope.parallel.parity.explanation import Explanation, list_names
+from shardscope.parallel.parity.locate import Mesh, find_origins
+from shardscope.parallel.parity.problems import Problem, find_problems
+from shardscope.parallel.parity.recheck import is_coarse
+from shardscope.parallel.parity.result import Origin, ParityResult
+from shardscope.record import (
+    TOLERABLE,
+    Finding,
+    Gap,
+    RankSpan,
+    Recording,
+    Severity,
+    Suspect,
+    TensorKind,
+)
+from shardscope.record.ranks import list_ranks
+
+
+def compare_steps(
+    steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays, gaps: Sequence[Gap]
+) -> Recording:
+    """The recording of the comparison of captured steps with the replays of a single device."""
+    groups = [
+        _Part(_compare_group(steps, plan, replays, index), _find_axes_of(plan, group.ranks))
+        for index, group in enumerate(plan.groups)
+    ]
+    comparisons, factor = _compare_gradients(steps, plan, replays)
+    parts = [*groups, _Part(comparisons, plan.axes)]
+    compared = [result for part in parts for result in part.comparisons]
+    unequal = _find_unequal_parameters(steps, plan, replays)
+    origins = [] if unequal else _find_origins(steps, plan, replays, compared)
+    has_exact = replays.fp64 is not None
+    probe = replays.reference.probe
+    whole = ParityResult(
+        compared,
+        StepResult([], replays.reference.gradients, {}, parameters=replays.reference.parameters),
+        has_exact,
+        types={} if probe is None else probe.types,
+    )
+    problems = [_describe_unequal(unequal, compared)] if unequal else []
+    records = []
+    for part in parts:
+        # Origins of a part of the ranks do not explain tensors of all.
+        is_located = part is groups[0] or len(groups) == 1
+        result = dataclasses.replace(
+            whole, comparisons=part.comparisons, origins=origins if is_located else []
+        )
+        problems = problems or find_problems(result, part.axes)
+        records.append(make_parity(result, part.axes, problems, is_in_processes=True))
+    parity = replace(
+        records[-1],
+        tensors=(
+            *(replace(result.verdict, suspect=Suspect.RANDOMNESS) for result in unequal),
+            *(verdict for record in records for verdict in record.tensors),
+        ),
+        has_backward=bool(comparisons),
+    )
+    findings = [*list_findings(whole, parity, problems)]
+    if factor is not None:
+        findings.append(_describe_sum(factor))
+    run = describe_run(0, len(steps), parity.axes, instrument="parity")
+    return Recording(
+        run=replace(run, ranks=(RankSpan(0, len(steps)),), is_simulated=False, device_type="cpu"),
+        parity=(parity,),
+        findings=tuple(findings),
+        gaps=(*find_torch_gaps(), *gaps, *_find_gaps(steps, compared, len(plan.groups))),
+    )
+
+
+class _Part(NamedTuple):
+    """Compared tensors of some ranks, and the mesh that these ranks are."""
+
+    comparisons: list[TensorComparison]
+    axes: dict[str, int]
+
+
+def has_differences(recording: Recording) -> bool:
+    """Whether any compared tensor is wrong."""
+    return any(
+        verdict.agreement not in TOLERABLE
+        for parity in recording.parity
+        for verdict in parity.tensors
+    )
+
+
+def _make_runs(replays: Replays, read: Callable[[ReplayResult], StepResult]) -> Runs:
+    """The runs of the single device, with what `read` takes from each replay."""
+    fp64, perturbed_fp64 = replays.fp64, replays.perturbed_fp64
+    return Runs(
+        read(replays.reference),
+        None if fp64 is None else read(fp64),
+        ((read(replays.perturbed), None if perturbed_fp64 is None else read(perturbed_fp64)),),
+    )
+
+
+def _find_origins(
+    steps: Sequence[CapturedStep],
+    plan: ReplayPlan,
+    replays: Replays,
+    compared: Sequence[TensorComparison],
+) -> list[Origin]:
+    """Where the versions diverge, from what probes recorded of the first group; else nothing."""
+    probe, group = replays.reference.probe, plan.groups[0]
+    if probe is None:
+        return []
+
+    def read(replay: ReplayResult) -> StepResult:
+        snapshots = {} if replay.probe is None else replay.probe.snapshots
+        return StepResult([], {}, {}, snapshots=snapshots)
+
+    ranks = [StepResult([], {}, {}, snapshots=steps[rank].snapshots) for rank in group.ranks]
+    mesh = Mesh(tuple(_find_axes_of(plan, group.ranks).values()))
+    gradients = (
+        [result for result in compared if result.case.kind is TensorKind.GRADIENT]
+        if len(plan.groups) == 1
+        else []
+    )
+    return find_origins(_make_runs(replays, read), ranks, mesh, probe, gradients=gradients)
+
+
+def _find_axes_of(plan: ReplayPlan, ranks: Sequence[int]) -> dict[str, int]:
+    """The part of the mesh that these ranks are."""
+    return dict(zip(plan.axes, find_submesh(tuple(plan.axes.values()), ranks), strict=True))
+
+
+def _compare_group(
+    steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays, index: int
+) -> list[TensorComparison]:
+    """The verdicts on what the model returned, and wrote to buffers, on the ranks of one group."""
+    group = plan.groups[index]
+    suffix = f" of {_name_ranks(group.ranks)}" if len(plan.groups) > 1 else ""
+
+    def make_result(outputs: Sequence[tuple[str, torch.Tensor]], buffers: Tensors) -> StepResult:
+        named = [
+            (f"{path or 'output'}{suffix}" if suffix else path, tensor) for path, tensor in outputs
+        ]
+        changed = {f"{name}{suffix}": tensor for name, tensor in buffers.items()}
+        return StepResult(named, {}, changed, frozenset(changed))
+
+    ranks = [
+        make_result(
+            [output for call in steps[rank].calls for output in call.outputs], steps[rank].changed
+        )
+        for rank in group.ranks
+    ]
+    changed = {name for rank in group.ranks for name in steps[rank].changed}
+
+    def read(replay: ReplayResult) -> StepResult:
+        buffers = {name: t for name, t in replay.buffers[index].items() if name in changed}
+        return make_result(replay.outputs[index], buffers)
+
+    sizes = tuple(_find_axes_of(plan, group.ranks).values())
+    return [compare_case(case) for case in make_cases(_make_runs(replays, read), ranks, sizes)]
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}"
+
+
+def _compare_gradients(
+    steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays
+) -> tuple[list[TensorComparison], int | None]:
+    """The verdicts on gradients, and by what they are a multiple of the mean: the number of groups.
+
+    None if they are the mean, or neither.
+    """
+    captured = [step.gradients for step in steps if step.gradients is not None]
+    if len(captured) < len(steps):
+        return [], None
+    runs = _make_runs(replays, lambda replay: StepResult([], replay.gradients, {}))
+    sizes = tuple(plan.axes.values())
+
+    def compare(divisor: int) -> list[TensorComparison]:
+        ranks = [StepResult([], _divide(gradients, divisor), {}) for gradients in captured]
+        return [compare_case(case) for case in make_cases(runs, ranks, sizes)]
+
+    comparisons, num_groups = compare(1), len(plan.groups)
+    if num_groups == 1 or not _find_wrong(comparisons):
+        return comparisons, None
+    summed = compare(num_groups)
+    if _find_wrong(summed):
+        return comparisons, None
+    detail = f"after division by {num_groups}"
+    return [_add_detail(result, detail) for result in summed], num_groups
+
+
+def _divide(tensors: Tensors, divisor: int) -> Tensors:
+    """The quotients; names of one tensor share a quotient."""
+    quotients = {id(tensor): tensor / divisor for tensor in tensors.values()}
+    return {name: quotients[id(tensor)] for name, tensor in tensors.items()}
+
+
+def _add_detail(result: TensorComparison, detail: str) -> TensorComparison:
+    details = "; ".join(filter(None, (result.verdict.detail, detail)))
+    return dataclasses.replace(result, verdict=replace(result.verdict, detail=details))
+
+
+def _find_wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
+    return [result for result in comparisons if result.verdict.agreement not in TOLERABLE]
+
+
+def _describe_sum(factor: int) -> Finding:
+    return Finding(
+        rule="parity-summed-gradients",
+        severity=Severity.WARNING,
+        subject="all gradients",
+        fact=f"Every gradient is the sum over the {factor} different batches of the ranks: "
+        f"{factor} times their mean.",
+        remedy="This is right if the loss of each rank is divided by the number of samples or "
+        "tokens of all ranks. If it is a mean over the rank's own batch, average the gradients: "
+        "ReduceOp.AVG, or divide them by the number of ranks.",
+    )
+
+
+def _find_unequal_parameters(
+    steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays
+) -> list[TensorComparison]:
+    """The parameters that are the same on all ranks in shape, but not in value."""
+    comparisons = []
+    for name, tensors in plan.parameters.items():
+        is_full = replays.reference.parameters[name].shape == tensors[0].shape
+        if len(tensors) == len(steps) > 1 and is_full and len({t.shape for t in tensors}) == 1:
+            target = to_fp64_on_cpu(tensors[0])
+            floor = find_floor(target, None, (), tensors[0].dtype)
+            sizes = tuple(plan.axes.values())
+            case = Case(
+                TensorKind.PARAMETER, name, tensors[0], target, floor, tuple(tensors), sizes
+            )
+            comparisons.append(compare_case(case))
+    return _find_wrong(comparisons)
+
+
+def _describe_unequal(
+    unequal: Sequence[TensorComparison], compared: Sequence[TensorComparison]
+) -> Problem:
+    names = [result.verdict.name for result in unequal]
+    cause = Explanation(
+        Suspect.RANDOMNESS,
+        predicate="follows from weights that differ between ranks",
+        remedy="Use the same seed on all ranks when the model is initialized, or broadcast the "
+        "weights of rank 0, as DistributedDataParallel does.",
+    )
+    return Problem(
+        cause,
+        names[0],
+        f"{list_names(names)} {'have' if len(names) > 1 else 'has'} the full shape on every rank, "
+        "but different values before the first step.",
+        cause.remedy,
+        names=(*names, *(result.verdict.name for result in _find_wrong(compared))),
+        rule="parity-weights",
+    )
+
+
+def _find_gaps(
+    steps: Sequence[CapturedStep], compared: Sequence[TensorComparison], num_groups: int
+) -> Iterator[Gap]:
+    yield Gap(
+        place="program",
+        fact="what it computes outside the model was not compared: the loss, clipping, the "
+        "optimizer, and which data each rank gets",
+    )
+    if num_groups > 1:
+        yield Gap(
+            place="inputs",
+            fact=f"the ranks called the model with {num_groups} different inputs, which were taken "
+            "for different samples; parts of one sequence would need each other",
+        )
+    if is_coarse(compared):
+        yield Gap(
+            place="double precision",
+            fact="the ranks did not run in it, so that errors within the noise of their own "
+            "precision were not seen",
+        )
+    facts = dict.fromkeys(gap for step in steps for gap in step.gaps)
+    yield from (Gap(place=place, fact=fact) for place, fact in facts)
