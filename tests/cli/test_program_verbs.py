@@ -156,7 +156,8 @@ def test_a_failing_program_is_a_sentence() -> None:
         (["contract", "record", "a.json", *WORDS], "contract record got a.json before --"),
         (["visualize", *WORDS], "visualize takes a TARGET that defines model(), not a program"),
         (["parallelize", *WORDS], "parallelize takes a TARGET that defines model(), not a program"),
-        (["parity", *WORDS], "How a program splits its data over ranks is not known, so that its"),
+        (["parity", "--mesh", "tp=2", *WORDS], "--mesh is for a TARGET, and parity got a program"),
+        (["parity", "a.py", "--single-args", "--tp 1"], "--single-args is for a program after --"),
         (["diagnose", *WORDS], "diagnose takes a TARGET that defines model(), not a program"),
     ],
 )

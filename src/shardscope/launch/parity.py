@@ -17,7 +17,7 @@ from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
 from shardscope.launch.step_capture import CAPTURE, PROBED, name_step_file
 from shardscope.launch.step_replay import PLAN, REPLAYS, name_replay_file
-from shardscope.parallel.parity.captured_parity import compare_steps, has_differences
+from shardscope.parallel.parity.captured_parity import can_locate, compare_steps
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
     ReplayPlan,
@@ -71,10 +71,10 @@ def compare_program(
         num_parallel=cluster.size,
         has_data=True,
     )
-    recording = _compare(request, single_args, on_job)
-    if has_differences(recording):
+    recording, plan = _compare(request, single_args, on_job)
+    if can_locate(recording, plan):
         try:
-            recording = _compare(request, single_args, on_job, end=PROBED)
+            recording, _ = _compare(request, single_args, on_job, end=PROBED)
         except LaunchError as error:
             fact = f"a run in which modules are recorded failed ({error!s:.200})"
             gap = Gap(place="the first difference", fact=fact)
@@ -84,7 +84,7 @@ def compare_program(
 
 def _compare(
     request: Request, single_args: Sequence[str], on_job: OnJob, end: str = ""
-) -> Recording:
+) -> tuple[Recording, ReplayPlan]:
     """Capture and replay a step, and compare; `end` is that of the names of the instruments."""
     with tempfile.TemporaryDirectory(
         prefix="shardscope-parity-", ignore_cleanup_errors=True
@@ -107,7 +107,7 @@ def _compare(
             is_shown=False,
         )
         replays, gaps = _replay(request, plan, on_job)
-    return compare_steps(steps, plan, replays, gaps)
+    return compare_steps(steps, plan, replays, gaps), plan
 
 
 def _capture(request: Request, on_job: OnJob) -> list[CapturedStep]:
@@ -150,4 +150,8 @@ def _explain(ended: JobEnded) -> str:
 
 
 def _load(file: Path) -> Any:
-    return torch.load(file, weights_only=False)
+    """What a process has saved; raises if that is a sentence that says why it could not."""
+    saved = torch.load(file, weights_only=False)
+    if isinstance(saved, str):
+        raise LaunchError(saved)
+    return saved

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 from unittest import mock
 
 import torch
@@ -16,6 +16,8 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.fsdp import has_flat_parameters, meshes_of
@@ -24,7 +26,7 @@ from shardscope._torch.modules import named_modules_with_aliases, own_buffers, o
 from shardscope._torch.tree import leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import map_tensors, tensors_in
-from shardscope.errors import LaunchError
+from shardscope.comm.rank_calls import P2P_KINDS
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import is_random
 from shardscope.parallel.equivalence import MeanRngMode, OriginalNames, named_tensors
@@ -40,7 +42,7 @@ _SCALING = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get
 
 
 def name_step_file(rank: int) -> str:
-    """The file with the captured step of a rank."""
+    """The file with the captured step of a rank, or with a sentence that says why there is none."""
     return f"step{rank}.pt"
 
 
@@ -64,6 +66,7 @@ class CaptureInstrument:
         self._calls: list[CapturedCall] = []
         self._others: dict[str, None] = {}  # classes of other models that were called
         self._opaque: dict[str, None] = {}  # classes of arguments that are not understood
+        self._has_sent = False  # whether ranks exchange tensors pairwise
         self._is_in_model = False
         self._rng = _ModelRng(lambda: self._is_in_model or is_in_backward())
         # Installed now: the program may import these functions by name.
@@ -81,13 +84,13 @@ class CaptureInstrument:
     def start(self, models: list[nn.Module]) -> None:
         """Copy the weights of the model that is about to be called, and watch its calls."""
         if not models:
-            raise LaunchError(
+            self._refuse(
                 "The program does not call what it trains as a module, so that its step cannot be "
                 "captured. Call the model itself, not a method of it."
             )
         model = self._model = models[0]
         if has_flat_parameters(model):
-            raise LaunchError(
+            self._refuse(
                 "The model is wrapped in FullyShardedDataParallel (FSDP1), whose weights have no "
                 "shape of their own. Use fully_shard."
             )
@@ -97,8 +100,13 @@ class CaptureInstrument:
         if self._probe is not None:
             self._stack.enter_context(self._probe.attached(model, OriginalNames(model)))
         self._stack.enter_context(self._rng)
+        self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
         replace_outermost_calls(self._call)
         self._stack.callback(replace_outermost_calls, None)
+
+    def before(self, event: CollectiveEvent) -> None:
+        """Called before a collective."""
+        self._has_sent |= any(single.read().kind in P2P_KINDS for single in event.singles())
 
     def end_step(self) -> None:
         """Called if the step has ended and no moment before it was seen."""
@@ -124,9 +132,9 @@ class CaptureInstrument:
             result = call(*args, **kwargs)
         finally:
             self._is_in_model = False
-        # A loss may be computed from logits that are returned too: views get only the gradients
-        # that come from outside the model.
-        result = map_tensors(result, lambda tensor: tensor.view_as(tensor))
+        # A loss may be computed from logits that are returned too: copies get only the gradients
+        # that come from outside the model. Views would lose their hooks if written in place.
+        result = map_tensors(result, torch.clone)
         outputs = list(named_tensors(result))
         captured = CapturedCall(
             inputs,
@@ -147,7 +155,7 @@ class CaptureInstrument:
             if isinstance(leaf, torch.Tensor | Constant):
                 continue
             if any(True for _ in tensors_in(leaf)):
-                raise LaunchError(
+                self._refuse(
                     f"The model takes tensors in a {type(leaf).__name__}, which cannot be replaced "
                     "to replay the call. Pass them as arguments, or in dicts, lists and tuples."
                 )
@@ -176,6 +184,13 @@ class CaptureInstrument:
 
     def _save(self, gradients: dict[str, torch.Tensor] | None) -> None:
         assert self._model is not None
+        if self._has_sent:
+            self._refuse(
+                "The ranks send tensors to each other, as stages of a pipeline and ring attention "
+                "do, so that no rank's model can be called with its inputs alone. Compare the "
+                "program without a pipeline, or give parity a TARGET with model(), batch(model) "
+                "and parallelize(model, mesh)."
+            )
         calls = [
             CapturedCall(
                 [to_full(tensor) for tensor in call.inputs],
@@ -185,7 +200,7 @@ class CaptureInstrument:
             )
             for call in self._calls
         ]
-        rank, size = read_identity()
+        _, size = read_identity()
         after = copy_all_full(named_buffers(self._model))
         changed = {
             name: after[name]
@@ -202,8 +217,16 @@ class CaptureInstrument:
             list(self._find_gaps(gradients is not None, changed)),
             {} if self._probe is None else self._probe.snapshots,
         )
-        torch.save(step, Path(self._folder, name_step_file(rank)))
+        self._end(step)
+
+    def _refuse(self, sentence: str) -> NoReturn:
+        """End the program because its step cannot be captured."""
+        self._end(sentence)
+
+    def _end(self, result: CapturedStep | str) -> NoReturn:
         self.is_done = True
+        rank, _ = read_identity()
+        torch.save(result, Path(self._folder, name_step_file(rank)))
         raise StepsDone
 
     def _find_gaps(

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.tree import leaves, map_leaves
-from shardscope.errors import LaunchError
 from shardscope.launch.step_capture import (
     PROBED,
     copy_all_full,
@@ -51,8 +51,12 @@ PLAN = "plan.pt"
 """The file, in the folder of a replay, of what to replay."""
 
 
+class _ReplayError(Exception):
+    """Says in a sentence why a step cannot be replayed."""
+
+
 def name_replay_file(instrument: str) -> str:
-    """The file with the result of a replay."""
+    """The file with the result of a replay, or with a sentence that says why there is none."""
     return f"{instrument}.pt"
 
 
@@ -96,6 +100,16 @@ class ReplayInstrument:
         return None
 
     def _replay(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        result: ReplayResult | str
+        try:
+            result = self._make_result(model, (args, kwargs))
+        except _ReplayError as error:
+            result = str(error)
+        torch.save(result, Path(self._folder, name_replay_file(self._name)))
+        self.is_done = True
+        raise StepsDone
+
+    def _make_result(self, model: nn.Module, arguments: Any) -> ReplayResult:
         plan: ReplayPlan = torch.load(Path(self._folder, PLAN), weights_only=False)
         is_fp64, is_perturbed = "fp64" in self._name, "perturbed" in self._name
         weights = full = _join_weights(model, plan)
@@ -105,6 +119,7 @@ class ReplayInstrument:
         if is_fp64:
             model.double()
         _load(named_parameters(model), weights)
+        _synchronize_gradients(model)
         result = ReplayResult([], [], {}, full, ModuleProbe() if PROBED in self._name else None)
         with ExitStack() as stack:
             if is_fp64:
@@ -119,10 +134,8 @@ class ReplayInstrument:
                         _change(call, is_perturbed=is_perturbed, is_fp64=is_fp64)
                         for call in group.calls
                     ]
-                    _replay_group(model, (args, kwargs), calls, group.weight, result)
-        torch.save(result, Path(self._folder, name_replay_file(self._name)))
-        self.is_done = True
-        raise StepsDone
+                    _replay_group(model, arguments, calls, group.weight, result)
+        return result
 
 
 def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]:
@@ -134,7 +147,7 @@ def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]
         (plan.parameters.keys() - own.keys(), "only the ranks have"),
     ):
         if names:
-            raise LaunchError(
+            raise _ReplayError(
                 f"The parameter {min(names)} is one that {fact}, and the single process's model "
                 "cannot get the same weights. Pipeline stages, and experts that each rank numbers "
                 "by itself, cannot be compared."
@@ -144,7 +157,7 @@ def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]
         weight = join_parameter(plan.parameters[name], local.detach(), plan.axes)
         if weight is None:
             shapes = ", ".join(str(list(tensor.shape)) for tensor in plan.parameters[name][:2])
-            raise LaunchError(
+            raise _ReplayError(
                 f"How the ranks shard {name} is not clear: they have {shapes}, and a single "
                 f"process {list(local.shape)}. Initialize the full weight with one seed and give "
                 "each rank its slice, or make it a DTensor."
@@ -159,6 +172,14 @@ def _load(named: Iterator[tuple[str, torch.Tensor]], values: dict[str, torch.Ten
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if name in values and values[name].shape == local.shape:
                 local.copy_(values[name])
+
+
+def _synchronize_gradients(model: nn.Module) -> None:
+    """Let FSDP leave gradients after each backward, also if the first is not the last of a step."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_is_last_backward(True)
+            module.set_requires_gradient_sync(True, recurse=False)
 
 
 def _change(call: CapturedCall, *, is_perturbed: bool, is_fp64: bool) -> CapturedCall:
@@ -202,7 +223,7 @@ def _call_with(model: nn.Module, arguments: Any, call: CapturedCall) -> Any:
     num_tensors = sum(isinstance(leaf, torch.Tensor) for leaf in own)
     num_constants = sum(isinstance(leaf, Constant) for leaf in own)
     if (num_tensors, num_constants) != (len(call.inputs), len(call.constants)):
-        raise LaunchError(
+        raise _ReplayError(
             f"The ranks call the model with {len(call.inputs)} tensors and {len(call.constants)} "
             f"plain values, and a single process with {num_tensors} and {num_constants}, so that "
             "the calls cannot be compared."

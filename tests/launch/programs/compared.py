@@ -1,4 +1,4 @@
-"""A program that trains on several ranks, in the way that its first argument names."""
+"""A program that trains on several ranks, in the ways that its first argument names."""
 
 import os
 import sys
@@ -10,10 +10,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-way = sys.argv[1]
+ways = sys.argv[1].split("+")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 rank, size = dist.get_rank(), dist.get_world_size()
+assert size > 1 or "--alone" in sys.argv or "single" not in ways, "needs more than one rank"
 
 
 class Columns(nn.Module):
@@ -37,9 +38,9 @@ class Rows(nn.Module):
 
     def forward(self, x):
         partial = x @ self.weight.T
-        if way == "tp_bias":
+        if "tp_bias" in ways:
             return _Reduced.apply(partial + self.bias)
-        if way == "tp_without_reduction":
+        if "tp_without_reduction" in ways:
             return partial + self.bias
         return _Reduced.apply(partial) + self.bias
 
@@ -72,17 +73,17 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(40, 16)
-        self.norm = nn.BatchNorm1d(16) if way == "batch_norm" else nn.LayerNorm(16)
+        self.norm = nn.BatchNorm1d(16) if "batch_norm" in ways else nn.LayerNorm(16)
         self.up = nn.Linear(16, 32, bias=False)
         self.down = nn.Linear(32, 16)
         self.head = nn.Linear(16, 40, bias=False)
-        if way == "tied":
+        if "tied" in ways:
             self.head.weight = self.embed.weight
 
     def forward(self, tokens, labels=None):
         x = self.embed(tokens).flatten(0, 1)
         x = x + self.down(self.up(self.norm(x)).relu())
-        if way == "dropout":
+        if "dropout" in ways:
             x = functional.dropout(x, 0.5, self.training)
         logits = self.head(x)
         if labels is None:
@@ -90,53 +91,60 @@ class Network(nn.Module):
         return {"loss": functional.cross_entropy(logits, labels.flatten()), "logits": logits}
 
 
-torch.manual_seed(rank if way == "unequal" else 0)
+torch.manual_seed(rank if "unequal" in ways else 0)
+is_reduced_by_hand = not {"unequal", "summed"}.isdisjoint(ways)
 model = Network().cuda()
-if way.startswith("tp"):
+if ways[0].startswith("tp"):
     model.up, model.down = Columns(model.up), Rows(model.down)
-elif way.startswith("fsdp"):
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if way == "fsdp_bf16" else None
+elif ways[0].startswith("fsdp"):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if "fsdp_bf16" in ways else None
     options = {} if policy is None else {"mp_policy": policy}
     for module in (model.up, model.down):
         fully_shard(module, **options)
     fully_shard(model, **options)
-elif way not in ("unequal", "summed", "averaged"):
-    if way == "bf16":
-        model = model.bfloat16()
+elif not is_reduced_by_hand:
     model = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
 optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cuda")
-torch.manual_seed(0 if way.startswith("tp") else rank + 1)
+torch.manual_seed(0 if ways[0].startswith("tp") else rank + 1)
 
 
 def run_micro_batch(count):
     tokens = torch.randint(40, (4, 6), device="cuda")
     labels = torch.randint(40, (4, 6), device="cuda")
-    if way == "hf":
+    if "hf" in ways:
         loss = model(tokens, labels=labels)["loss"]
+        loss *= 1.0  # in place, as Trainer does
     else:
         loss = functional.cross_entropy(model(tokens).float(), labels.flatten())
     loss = loss / count
-    (scaler.scale(loss) if way == "scaled" else loss).backward()
+    (scaler.scale(loss) if "scaled" in ways else loss).backward()
     return loss
 
 
 for _ in range(3):
-    if way == "no_sync":
+    if "no_sync" in ways:
         with model.no_sync():
             loss = run_micro_batch(1)
-    elif way == "accumulated":
+    elif "accumulated" in ways:
         with model.no_sync():
             run_micro_batch(2)
         loss = run_micro_batch(2)
     else:
         loss = run_micro_batch(1)
-    if way in ("unequal", "summed", "averaged"):
+    if "sent" in ways:
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.ones(2), (rank + 1) % size),
+                dist.P2POp(dist.irecv, torch.ones(2), (rank - 1) % size),
+            ]
+        )
+    if is_reduced_by_hand:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-            if way != "summed":
+            if "summed" not in ways:
                 parameter.grad /= size
-    if way == "scaled":
+    if "scaled" in ways:
         scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     optimizer.step()

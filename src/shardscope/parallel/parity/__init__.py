@@ -7,6 +7,9 @@ more runs (`recheck.py`). Where something differs, it runs both again with probe
 find the first module (`locate.py`) and op (`first_op.py`) that differ. `causes.py` and
 `origin_causes.py` infer why from the values; `ties.py` explains tied parameters that are no longer
 tied. `problems.py` groups differences by cause, and `api.py` makes the record.
+
+`captured_parity.py` does the same for a training program, whose step the package `launch` captures
+on all ranks and replays on a single process (`captured_steps.py`).
 """
 
 from shardscope.parallel.parity.api import parity

@@ -104,13 +104,19 @@ class _Part(NamedTuple):
     axes: dict[str, int]
 
 
-def has_differences(recording: Recording) -> bool:
-    """Whether any compared tensor is wrong."""
-    return any(
-        verdict.agreement not in TOLERABLE
+def can_locate(recording: Recording, plan: ReplayPlan) -> bool:
+    """Whether something differs of which a comparison of modules would show the origin.
+
+    It would not if weights differ, or only gradients that are averaged over different inputs.
+    """
+    kinds = {
+        verdict.kind
         for parity in recording.parity
         for verdict in parity.tensors
-    )
+        if verdict.agreement not in TOLERABLE
+    }
+    has_origin = TensorKind.OUTPUT in kinds or len(plan.groups) == 1
+    return bool(kinds) and TensorKind.PARAMETER not in kinds and has_origin
 
 
 def _make_runs(replays: Replays, read: Callable[[ReplayResult], StepResult]) -> Runs:
