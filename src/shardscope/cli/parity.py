@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
-from shardscope.cli.program import LaunchedProgram, program_options
+from shardscope.cli.program import LaunchedProgram, describe_ended, program_options
 from shardscope.cli.shared_options import (
     force_option,
     output_option,
@@ -33,6 +33,7 @@ from shardscope.cli.target import (
 )
 from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
+from shardscope.launch.parity import compare_program
 from shardscope.parallel.parity import parity
 from shardscope.record import Recording
 from shardscope.report.text.summary import render_summary
@@ -119,7 +120,7 @@ def command(
     """
     if program is not None:
         destination = Destination(program.name, output, force=force)
-        recording = program.compare(shlex.split(single_args))
+        recording = _compare_ranks(program, shlex.split(single_args))
         destination.finish(recording, render_summary(recording))
         ctx.exit(exit_code(recording, is_strict=strict))
     if single_args:
@@ -139,6 +140,18 @@ def command(
     )
     destination.finish(recording, render_summary(recording))
     ctx.exit(exit_code(recording, is_strict=strict))
+
+
+def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Recording:
+    """Compare the ranks of a program with a single process, and show which processes have ended."""
+    with show_progress(f"comparing {program.program.script}") as report:
+        return compare_program(
+            program.program,
+            num_nodes=program.num_nodes,
+            num_per_node=program.num_per_node,
+            single_args=single_args,
+            on_job=lambda ended: report(describe_ended(ended)),
+        )
 
 
 def _check(

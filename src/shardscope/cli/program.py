@@ -22,7 +22,6 @@ from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
 from shardscope.launch.api import GPU_NAMES, RunResult, run
-from shardscope.launch.parity import compare_program
 from shardscope.launch.program import Program
 from shardscope.launch.request import JobEnded
 from shardscope.record import MemoryProfile, Recording, Severity
@@ -96,7 +95,7 @@ class LaunchedProgram:
                 is_module=self.program.is_module,
                 data=data,
                 real=real,
-                on_job=lambda ended: report(_describe_ended(ended)),
+                on_job=lambda ended: report(describe_ended(ended)),
                 **options,
             )
 
@@ -123,17 +122,6 @@ class LaunchedProgram:
             code = exit_code(recording, is_strict=strict)
         return print_failures(result) or code
 
-    def compare(self, single_args: Sequence[str]) -> Recording:
-        """Compare the ranks with a single process, and show which of the processes have ended."""
-        with show_progress(f"comparing {self.program.script}") as report:
-            return compare_program(
-                self.program,
-                num_nodes=self.num_nodes,
-                num_per_node=self.num_per_node,
-                single_args=single_args,
-                on_job=lambda ended: report(_describe_ended(ended)),
-            )
-
     def suggest_next(self, recording: Recording, path: str) -> str:
         """The command that is most useful after a run."""
         if any(map(_is_too_large, recording.memory)):
@@ -155,7 +143,8 @@ class LaunchedProgram:
         return f"{shlex.join(['shardscope', verb, *words])} -- {self.program.command}"
 
 
-def _describe_ended(ended: JobEnded) -> str:
+def describe_ended(ended: JobEnded) -> str:
+    """Which process has ended."""
     return f"rank {ended.job.rank}: {ended.job.instrument} has ended"
 
 

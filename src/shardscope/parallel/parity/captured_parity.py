@@ -61,7 +61,7 @@ def compare_steps(
     origins = [] if unequal else _find_origins(steps, plan, replays, compared)
     has_exact = replays.fp64 is not None
     probe = replays.reference.probe
-    whole = ParityResult(
+    parity_result = ParityResult(
         compared,
         StepResult([], replays.reference.gradients, {}, parameters=replays.reference.parameters),
         has_exact,
@@ -73,7 +73,7 @@ def compare_steps(
         # Origins of a part of the ranks do not explain tensors of all.
         is_located = part is groups[0] or len(groups) == 1
         result = dataclasses.replace(
-            whole, comparisons=part.comparisons, origins=origins if is_located else []
+            parity_result, comparisons=part.comparisons, origins=origins if is_located else []
         )
         problems = problems or find_problems(result, part.axes)
         records.append(make_parity(result, part.axes, problems, is_in_processes=True))
@@ -85,7 +85,7 @@ def compare_steps(
         ),
         has_backward=bool(comparisons),
     )
-    findings = [*list_findings(whole, parity, problems)]
+    findings = [*list_findings(parity_result, parity, problems)]
     if factor is not None:
         findings.append(_describe_sum(factor))
     run = describe_run(0, len(steps), parity.axes, instrument="parity")
