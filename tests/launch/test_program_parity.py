@@ -94,10 +94,11 @@ def test_a_layer_sharded_by_hand_is_blamed(ways: str, rule: str, clause: str) ->
 
 
 def test_a_layer_sharded_by_hand_agrees_if_it_is_right() -> None:
-    recording = compare("tp+batch_norm")
+    recording = compare("tp+batch_norm+hf+dataclass")
     assert find_wrong(recording) == {}
     assert recording.findings == ()
     names = {verdict.name: verdict.kind for verdict in recording.parity[0].tensors}
+    assert names[".loss"] is TensorKind.OUTPUT
     assert names["norm.running_mean"] is TensorKind.BUFFER
     assert names["up.weight"] is TensorKind.GRADIENT
 
@@ -136,6 +137,14 @@ def test_a_program_that_needs_several_ranks_is_a_sentence_with_the_remedy() -> N
 def test_ranks_that_send_to_each_other_are_refused() -> None:
     with pytest.raises(LaunchError, match="as stages of a pipeline and ring attention do"):
         compare("sent")
+
+
+def test_what_was_not_compared_does_not_agree() -> None:
+    recording = compare("tp+hf+opaque")
+    (gap,) = (gap for gap in recording.gaps if gap.place == "gradients")
+    assert "backward does not pass through a tensor that the model returns" in gap.fact
+    assert recording.parity[0].tensors == ()
+    assert [finding.rule for finding in recording.findings] == ["parity-nothing"]
 
 
 def test_one_rank_has_nothing_to_be_compared_with() -> None:

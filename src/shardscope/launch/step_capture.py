@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from copy import copy
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, final
 from unittest import mock
@@ -23,9 +25,9 @@ from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.fsdp import has_flat_parameters, meshes_of
 from shardscope._torch.module_calls import replace_outermost_calls
 from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
-from shardscope._torch.tree import leaves
+from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
-from shardscope.attribution.tensors import map_tensors, tensors_in
+from shardscope.attribution.tensors import tensors_in
 from shardscope.comm.rank_calls import P2P_KINDS
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import is_random
@@ -134,7 +136,7 @@ class CaptureInstrument:
             self._is_in_model = False
         # A loss may be computed from logits that are returned too: copies get only the gradients
         # that come from outside the model. Views would lose their hooks if written in place.
-        result = map_tensors(result, torch.clone)
+        result = _clone_tensors(result)
         outputs = list(named_tensors(result))
         captured = CapturedCall(
             inputs,
@@ -207,14 +209,15 @@ class CaptureInstrument:
             for name, buffer in self._buffers.items()
             if name in after and not torch.equal(buffer, after[name])
         }
+        is_seen = any(tensor is not None for call in calls for tensor in call.gradients)
         step = CapturedStep(
             self._parameters,
             self._buffers,
             calls,
-            None if self._others else gradients,
+            gradients if is_seen and not self._others else None,
             _read_axes(self._model, size),
             changed if len(calls) == 1 else {},
-            list(self._find_gaps(gradients is not None, changed)),
+            list(self._find_gaps(gradients is not None, is_seen, changed)),
             {} if self._probe is None else self._probe.snapshots,
         )
         self._end(step)
@@ -230,7 +233,7 @@ class CaptureInstrument:
         raise StepsDone
 
     def _find_gaps(
-        self, has_gradients: bool, changed: dict[str, torch.Tensor]
+        self, has_gradients: bool, is_seen: bool, changed: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, str]]:
         if self._others:
             names = ", ".join(self._others)
@@ -240,6 +243,12 @@ class CaptureInstrument:
                 "gradients",
                 "not compared: the optimizer steps during backward, or not at all, so that there "
                 "is no moment at which all gradients exist",
+            )
+        elif not is_seen:
+            yield (
+                "gradients",
+                "not compared: backward does not pass through a tensor that the model returns, in "
+                "dicts, lists, tuples or dataclasses",
             )
         if self._opaque:
             names = ", ".join(self._opaque)
@@ -288,6 +297,19 @@ def _preceded_by(before: Callable[[], None], function: Callable[..., Any]) -> Ca
         return function(*args, **kwargs)
 
     return call
+
+
+def _clone_tensors(value: Any) -> Any:
+    """The value with copies, which autograd knows, in place of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if not is_dataclass(value) or isinstance(value, type | dict):
+        is_container = isinstance(value, list | tuple | dict)
+        return map_leaves(_clone_tensors, value) if is_container else value
+    duplicate = copy(value)
+    for item in fields(value):
+        object.__setattr__(duplicate, item.name, _clone_tensors(getattr(value, item.name)))
+    return duplicate
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

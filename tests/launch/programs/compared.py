@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -69,6 +70,17 @@ class _Reduced(torch.autograd.Function):
         return gradient
 
 
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class Opaque:
+    def __init__(self, loss):
+        self.loss = loss
+
+
 class Network(nn.Module):
     def __init__(self):
         super().__init__()
@@ -88,7 +100,10 @@ class Network(nn.Module):
         logits = self.head(x)
         if labels is None:
             return logits
-        return {"loss": functional.cross_entropy(logits, labels.flatten()), "logits": logits}
+        loss = functional.cross_entropy(logits, labels.flatten())
+        if "dataclass" in ways:
+            return Output(loss, logits)
+        return Opaque(loss) if "opaque" in ways else {"loss": loss, "logits": logits}
 
 
 torch.manual_seed(rank if "unequal" in ways else 0)
@@ -113,7 +128,8 @@ def run_micro_batch(count):
     tokens = torch.randint(40, (4, 6), device="cuda")
     labels = torch.randint(40, (4, 6), device="cuda")
     if "hf" in ways:
-        loss = model(tokens, labels=labels)["loss"]
+        output = model(tokens, labels=labels)
+        loss = output["loss"] if isinstance(output, dict) else output.loss
         loss *= 1.0  # in place, as Trainer does
     else:
         loss = functional.cross_entropy(model(tokens).float(), labels.flatten())
