@@ -11,9 +11,9 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.shared_options import by_option, force_option, output_option, strict_option
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.findings import review
-from shardscope.launch.api import GPU_NAMES, RunResult, run
+from shardscope.launch.api import GPU_NAMES, RunResult, run_until_interrupted
 from shardscope.launch.program import Program
-from shardscope.launch.request import JobEnded
+from shardscope.launch.request import Busy, Event, JobEnded, StepsEnded
 from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import View, render_summary
 
@@ -97,10 +97,16 @@ def command(
 
     with show_progress(f"running {script}") as report:
 
-        def on_job(ended: JobEnded) -> None:
-            report(f"rank {ended.job.rank}: {ended.job.instrument} has ended")
+        def on_event(event: Event) -> None:
+            rank, instrument = event.job.rank, event.job.instrument
+            if isinstance(event, StepsEnded):
+                report(f"rank {rank}, {instrument}: step {event.num_steps} of {steps}")
+            elif isinstance(event, JobEnded):
+                report(f"rank {rank}, {instrument}: ended")
+            elif instrument == "trace":  # the others run the same program
+                click.echo(sanitize_text(_warn_of_computation(event)), err=True)
 
-        result = run(
+        result = run_until_interrupted(
             script,
             *args,
             num_nodes=num_nodes,
@@ -110,7 +116,7 @@ def command(
             gpu=gpu,
             is_module=is_module,
             real=real,
-            on_job=on_job,
+            on_event=on_event,
         )
     ctx.exit(_finish(result, destination, by=by, strict=strict))
 
@@ -122,7 +128,18 @@ def _finish(result: RunResult, destination: Destination, *, by: View, strict: bo
         destination.finish(recording, render_summary(recording, by=by))
         print_line(f"next: shardscope report {destination.path}")
         code = exit_code(recording, is_strict=strict)
+    for output in result.hidden_outputs:
+        click.echo(sanitize_text(output), err=True)
     for failure in result.failures:
         click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
     sys.stderr.flush()
+    if result.signal is not None:
+        return 128 + result.signal  # as a shell reports a program that a signal has ended
     return 2 if result.failures else code
+
+
+def _warn_of_computation(event: Busy) -> str:
+    return (
+        f"shardscope: rank {event.job.rank} has computed for {event.seconds} s without a training "
+        f"step, and is at {event.place}. Press Ctrl-C to end it; what was recorded is kept."
+    )

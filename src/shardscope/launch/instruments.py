@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol, final
 
 import torch
@@ -38,7 +39,8 @@ class Instrument(Protocol):
 class TraceInstrument:
     """Records collectives, how the model is sharded, and what torch.compile does."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Path) -> None:
+        self._stream = stream  # what is kept if the process dies
         self._trace: Trace | None = None
         self._explaining: Explaining | None = None
         self._audit: Recording | None = None
@@ -52,7 +54,7 @@ class TraceInstrument:
         except Exception as error:  # noqa: BLE001 - an audit must not end the program
             self._gaps.append(Gap(place="audit", fact=f"it could not be made ({error!r})"))
         self._explaining = self._stack.enter_context(explaining())
-        self._trace = trace(find_models(models))
+        self._trace = trace(find_models(models), stream=self._stream, force=True)
         self._trace.__enter__()
 
     def end_step(self) -> None:
@@ -118,10 +120,10 @@ class NoInstrument:
         return None
 
 
-def make_instrument(name: str, gpu: str) -> Instrument:
+def make_instrument(name: str, gpu: str, *, stream: Path) -> Instrument:
     """The instrument of that name for a GPU: "trace", "memory", or one that records nothing."""
     if name == "trace":
-        return TraceInstrument()
+        return TraceInstrument(stream)
     return MemoryInstrument(GPUS[gpu].total_memory) if name == "memory" else NoInstrument()
 
 

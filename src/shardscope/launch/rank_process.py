@@ -2,67 +2,232 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import signal
 import sys
+import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import final
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, final
+from unittest import mock
 
 import msgspec
+from msgspec.structs import replace
 
 from shardscope._torch.checkpoints import skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
-from shardscope.attribution.failures import describe_failure, suggest_remedy
+from shardscope.attribution.failures import describe_failure, find_line, suggest_remedy
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.instruments import Instrument
-from shardscope.launch.program import Program, spawned_in_place
+from shardscope.launch.instruments import make_instrument
+from shardscope.launch.program import Program, launched_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
-from shardscope.record import Gap, Recording, save
+from shardscope.record import Gap, save
 from shardscope.world.mailbox import Mailbox
 from shardscope.world.simulate import launched_rank
 
 __frames__ = "outermost"  # our callers are not the user's program
 
-
-def run_program(
-    program: Program, num_steps: int, instrument: Instrument, *, is_simulated: bool
-) -> tuple[Ending, Recording | None]:
-    """Run a program to its end, to its last step or to its failure, while it is observed."""
-    counter = StepCounter(num_steps, on_start=instrument.start, on_step=instrument.end_step)
-    code: int | None = None
-    error: BaseException | None = None
-    try:
-        with counter.watching():
-            program.run()
-    except StepsDone:
-        pass
-    except SystemExit as stop:
-        code = _read_exit_code(stop)
-    except BaseException as raised:  # noqa: BLE001 - a program may raise anything
-        traceback.print_exception(raised.with_traceback(_without_ours(raised)))
-        error = raised
-    counter.finish()
-    recording = instrument.stop(error)
-    ending = Ending(
-        num_steps=counter.num_steps,
-        failure=None if error is None else _explain(error, is_simulated=is_simulated),
-        exit_code=code,
-        is_interrupted=isinstance(error, KeyboardInterrupt),
-    )
-    return ending, recording
+_END_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 2) - 2  # programs use SIGUSR1 and 2
+_NO_WRITES = (
+    "In a simulation, code that is not Python may write to the folder for temporary files only."
+)
+_MAX_COMMANDS, _MAX_COMMAND = 3, 80  # and the number of characters of each
 
 
-def save_results(request: Request, job: Job, ending: Ending, recording: Recording | None) -> None:
-    """Write the result of a job to the scratch folder."""
-    if recording is not None:
-        save(recording, Path(request.scratch, f"{job.stem}.json"), force=True)
-    Path(request.scratch, f"{job.stem}.ending.json").write_bytes(msgspec.json.encode(ending))
+class EndOfRun(BaseException):
+    """Ends a program that waits, or whose run was interrupted. Not an Exception, as StepsDone."""
+
+
+@final
+class ProgramRun:
+    """Runs a program while it is observed, and saves what was recorded, however the program ends.
+
+    Processes that the program forks inherit this object. The results are those of the process that
+    started the run, unless a forked one joins the process group as this rank (`take_over`).
+    """
+
+    def __init__(
+        self, request: Request, job: Job, program: Program, *, rank: SimulatedRank | None = None
+    ) -> None:
+        self._request, self._job, self._rank = request, job, rank
+        self._program = program
+        self._folder = Path(request.scratch, job.stem)
+        self._folder.mkdir(exist_ok=True)
+        self._instrument = make_instrument(
+            job.instrument, request.gpu, stream=self._folder / "trace.jsonl"
+        )
+        self._counter = StepCounter(
+            request.num_steps,
+            on_start=self._instrument.start,
+            on_step=self._end_step,
+            on_refusal=self._end_at_once,
+        )
+        self._owner = os.getpid()
+        self._ending = threading.Lock()
+        self._exit = os._exit
+        self._commands: list[str] = []
+        self._thread_failure: str | None = None
+        sys.addaudithook(self._note_command)
+        signal.signal(_END_SIGNAL, self._raise_end)
+
+    def run(self) -> int:
+        """Run the program to its end, to its last step or to its failure; returns the exit code."""
+        failure: str | None = None
+        error: BaseException | None = None
+        code = 0
+        try:
+            with self._counter.watching(), self._reported_exits(), self._reported_threads():
+                self._program.run()
+        except (StepsDone, EndOfRun) as stop:
+            error = stop if isinstance(stop, EndOfRun) else None
+        except SystemExit as stop:
+            code = _read_exit_code(stop)
+            failure = f"called sys.exit({code}){_locate(find_line(stop))}." if code else None
+        except BaseException as raised:  # noqa: BLE001 - a program may raise anything
+            error, code = raised, 1
+            if not self._counter.is_done:
+                traceback.print_exception(raised.with_traceback(_without_ours(raised)))
+                failure = f"failed: {_explain(raised, is_simulated=self._rank is not None)}"
+        if self.is_in_fork:
+            _flush()
+            self._exit(code)
+        self._finish(failure or self._thread_failure, error)
+        return code
+
+    def interrupt(self) -> None:
+        """Called by another thread: end the program where it is."""
+        signal.pthread_kill(threading.main_thread().ident or 0, _END_SIGNAL)
+
+    def _raise_end(self, number: int, frame: FrameType | None) -> None:
+        if not self._ending.locked() and not self.is_in_fork:
+            raise EndOfRun("shardscope has ended the program")
+
+    def _note_command(self, event: str, args: Sequence[Any]) -> None:
+        if event == "subprocess.Popen" and len(self._commands) < _MAX_COMMANDS:
+            command = args[1]
+            words = [command] if isinstance(command, str | bytes) else command
+            self._commands.append(shlex.join(os.fsdecode(word) for word in words)[:_MAX_COMMAND])
+
+    def take_over(self) -> None:
+        """Make this process, which the program has forked, the one whose results count."""
+        self._owner = os.getpid()
+        self._counter.ends_at_once = True  # who forked it would report an exception as a failure
+
+    def note_error(self, error: BaseException) -> None:
+        """An exception ends the function of a process that the program has started by hand."""
+        if not self.is_in_fork:
+            self._finish(f"failed: {_explain(error, is_simulated=True)}", error)
+
+    def leave(self) -> NoReturn:
+        """End this process, which the program has forked for another rank."""
+        _flush()
+        self._exit(0)
+
+    @property
+    def is_in_fork(self) -> bool:
+        """Whether this is a process that the program has forked, and whose results do not count."""
+        return os.getpid() != self._owner
+
+    def _finish(self, failure: str | None, error: BaseException | None) -> None:
+        """Stop the instrument and save what it has recorded; only the first call does."""
+        if not self._ending.acquire(blocking=False) or self._path("ending.json").exists():
+            return
+        if self._counter.is_done:
+            failure = error = None  # what the program did when it was told to end
+        self._counter.finish()
+        recording = self._instrument.stop(error)
+        if recording is not None and self._rank is not None:
+            gaps = (*recording.gaps, *self._rank.find_gaps(), *self._find_gaps())
+            recording = replace(recording, gaps=gaps)
+        ending = Ending(
+            num_steps=self._counter.num_steps,
+            is_done=self._counter.is_done,
+            num_calls=self._counter.num_calls,
+            commands=tuple(self._commands),
+            failure=failure,
+        )
+        if recording is not None:
+            save(recording, self._path("json"), force=True)
+        _write(self._path("ending.json"), msgspec.json.encode(ending))
+
+    def _path(self, ending: str) -> Path:
+        return Path(self._request.scratch, f"{self._job.stem}.{ending}")
+
+    def _find_gaps(self) -> Iterator[Gap]:
+        if self._counter.num_backwards:
+            fact = (
+                "the program has made no optimizer of torch's: each backward is counted as a step, "
+                "and how it updates its parameters is not known"
+            )
+            yield Gap(place="steps", rank=self._job.rank, fact=fact)
+
+    def _end_step(self) -> None:
+        self._instrument.end_step()
+        if not self.is_in_fork:
+            _write(self._path("steps.json"), str(self._counter.num_steps).encode())
+
+    def _end_at_once(self) -> NoReturn:
+        """End a program that goes on after StepsDone was raised."""
+        if not self.is_in_fork:
+            self._finish(None, None)
+        self.leave()
+
+    @contextmanager
+    def _reported_threads(self) -> Iterator[None]:
+        """Note exceptions that end threads; the program goes on without them."""
+        report = threading.excepthook
+
+        def note(args: threading.ExceptHookArgs) -> None:
+            error = args.exc_value
+            if isinstance(error, StepsDone | EndOfRun):
+                return
+            if error is not None and self._thread_failure is None:
+                text = _explain(error, is_simulated=self._rank is not None)
+                self._thread_failure = f"failed in a thread: {text}"
+            report(args)
+
+        with mock.patch.object(threading, "excepthook", note):
+            yield
+
+    @contextmanager
+    def _reported_exits(self) -> Iterator[None]:
+        """Save the results before `os._exit` ends the process."""
+
+        def report(status: int) -> None:
+            if not self.is_in_fork:
+                source = read_stack(sys._getframe(1)).source
+                place = _locate(None if source is None else (source.file, source.line))
+                self._finish(f"called os._exit({status}){place}." if status else None, None)
+                _flush()
+            self._exit(status)
+
+        with mock.patch.object(os, "_exit", report):
+            yield
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is read while this process goes on."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _locate(place: tuple[str, int | None] | None) -> str:
+    return "" if place is None else f" ({place[0]}, line {place[1]})"
 
 
 @final
@@ -74,14 +239,17 @@ class SimulatedRank:
         self._rank = job.rank
         self._gpu = request.gpu
         self._scratch = str(Path(request.scratch, job.stem))
+        self._unchanged = request.scratch
         self._mail = str(Path(request.scratch, MAIL))
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
+        self._run: ProgramRun | None = None
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self, run: ProgramRun | None = None) -> Iterator[None]:
         """Simulate the environment, the GPUs and the process groups until the context ends."""
+        self._run = run
         environment = dict(os.environ)
         os.environ.update(self._cluster.environment(self._rank))
         set_scratch_environment(self._scratch)
@@ -95,9 +263,9 @@ class SimulatedRank:
                 on_join=self._note_rank,
                 on_read=self._note_read,
             ),
-            spawned_in_place(self._rank % self._cluster.num_per_node),
+            launched_in_place(self._rank % self._cluster.num_per_node, self._note_error),
             skipped_checkpoints(self._note_skip),
-            ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
+            ScratchFiles(self._scratch, unchanged=self._unchanged).redirected(),
         )
         with ExitStack() as stack:
             stack.callback(_set_environment, environment)
@@ -122,7 +290,16 @@ class SimulatedRank:
             yield Gap(place="world", rank=self._rank, fact=fact)
 
     def _note_rank(self, rank: int, size: int) -> None:
+        """The program joins; if it has started processes for all ranks, those of others end."""
         self._joined = (rank, size)
+        if self._run is not None and self._run.is_in_fork:
+            if rank != self._rank % size:
+                self._run.leave()
+            self._run.take_over()
+
+    def _note_error(self, error: BaseException) -> None:
+        if self._run is not None:
+            self._run.note_error(error)
 
     def _note_read(self, what: str, stand_in: str) -> None:
         self._reads[_find_line("values"), what, stand_in] += 1
@@ -150,9 +327,9 @@ def _read_exit_code(stop: SystemExit) -> int:
 
 
 def _explain(error: BaseException, *, is_simulated: bool) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "The program was interrupted."
     remedy = suggest_remedy(error, has_data=not is_simulated)
+    if is_simulated and not remedy and "Permission denied" in str(error):
+        remedy = _NO_WRITES
     return f"{describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
 
 

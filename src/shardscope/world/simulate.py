@@ -29,7 +29,12 @@ from shardscope._torch.cuda.simulated import (
 )
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
-from shardscope._torch.process_groups.host_data import HostData, KnownValues, OnRead
+from shardscope._torch.process_groups.host_data import (
+    HostData,
+    KnownValues,
+    OnRead,
+    modes_in_threads,
+)
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
@@ -161,6 +166,8 @@ class World:
             self._stack.enter_context(tensors_without_modes(mode))
             self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
+            if host is not None:
+                self._stack.enter_context(modes_in_threads(mode))
             self._is_fake, self.has_host_data = True, host is not None
 
     def _check_can_materialize(self, model: nn.Module) -> None:

@@ -14,13 +14,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
-from shardscope._torch.dispatch import READ_VALUE, disable_dispatch_modes, is_overload
+from shardscope._torch.dispatch import (
+    READ_VALUE,
+    disable_dispatch_modes,
+    is_overload,
+    push_dispatch_mode,
+)
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
 
 _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
@@ -174,6 +180,26 @@ class HostData:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
             del FakeTensor.numpy
+
+
+@contextmanager
+def modes_in_threads(mode: Any) -> Iterator[None]:
+    """Activate a dispatch mode on threads that the program starts, until the context ends."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            push_dispatch_mode(mode)
+            run()
+
+        thread.run = run_in_mode
+        start(thread)
+
+    with patch.object(threading.Thread, "start", start_in_mode):
+        yield
 
 
 @final
