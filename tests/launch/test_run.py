@@ -67,10 +67,10 @@ def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
     result = run_program("pipeline", ranks="roles", steps=1)
     assert result.failures == ()
     recording = result.recording
-    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3]
-    kinds = count_kinds(recording)
+    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3, 4]
+    kinds = Counter(call.kind for call in recording.collectives if call.rank < 4)
     assert kinds[CollectiveKind.SEND] == kinds[CollectiveKind.RECV] > 0
-    assert len(recording.memory) == 4
+    assert len(recording.memory) == 5
 
 
 def test_simulated_records_equal_those_of_real_ranks() -> None:
@@ -128,10 +128,8 @@ def test_lightning_runs() -> None:
     ("code", "sentence"),
     [
         ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
-        ("import sys; sys.exit(3)", "called sys.exit(3)."),
-        ("print('nothing to do')", "ended without a step of an optimizer"),
+        ("print('nothing to do')", "ended without calling a model"),
         ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
-        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
         ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
         ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
     ],

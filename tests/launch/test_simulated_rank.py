@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
+import sqlite3
+import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +102,13 @@ class TestValues:
         dist.all_reduce(count)
         assert count.item() == 24  # the other seven ranks are assumed to have the same
 
+    def test_threads_make_tensors_without_data_too(self, rank: SimulatedRank) -> None:
+        model, results = nn.Linear(4, 4).cuda(), []
+        thread = threading.Thread(target=lambda: results.append(model(torch.ones(2, 4).cuda())))
+        thread.start()
+        thread.join()
+        assert [result.device.type for result in results] == ["cuda"]
+
     def test_a_copied_model_is_independent(self, rank: SimulatedRank) -> None:
         model = nn.Linear(4, 4).cuda()
         average = copy.deepcopy(model)
@@ -143,12 +154,12 @@ class TestCluster:
             "the program joined as rank 1 of 2, although it was started as rank 6 of 8"
         ]
 
-    def test_roles_are_the_stages_of_a_pipeline(self) -> None:
+    def test_roles_are_the_last_ranks_of_each_axis(self) -> None:
         run = RunInfo(
             torch_version="", shardscope_version="", world_size=8, ranks=(),
             axes=(Axis(name="pp", size=4), Axis(name="tp", size=2)),
         )  # fmt: skip
-        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0,)
+        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0, 1, 6)
 
 
 class TestFiles:
@@ -168,6 +179,37 @@ class TestFiles:
             os.mkdir("out")
         with pytest.raises(FileNotFoundError):
             open("missing/file.txt", "w")  # noqa: SIM115
+
+    def test_folders_databases_links_and_archives_are_redirected(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        work = tmp_path / "work"
+        (work / "data" / "deep").mkdir(parents=True)
+        (work / "data" / "deep" / "a.txt").write_text("a")
+        monkeypatch.chdir(work)
+        request = make_request(tmp_path / "scratch")
+        with SimulatedRank(request, Job(rank=0, instrument="trace")).entered():
+            shutil.rmtree("data")
+            assert not os.path.exists("data/deep/a.txt")
+            os.makedirs("runs/first")
+            os.chdir("runs/first")
+            assert os.getcwd() == str(work / "runs" / "first")
+            Path("log.txt").write_text("x")
+            assert Path("../first/log.txt").read_text() == "x"
+            os.chdir("../..")
+            database = sqlite3.connect("runs.db")
+            database.execute("create table losses (loss)")
+            database.close()
+            with tarfile.open("all.tar", "w") as archive:
+                archive.add("runs")
+            os.symlink("runs", "latest")
+            assert os.listdir("latest/first") == ["log.txt"]
+            with pytest.raises(FileExistsError):
+                os.open("all.tar", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with pytest.raises(OSError, match="not empty"):
+                os.rmdir("runs")
+            assert sorted(os.listdir()) == ["all.tar", "latest", "runs", "runs.db"]
+        assert [file.name for file in work.rglob("*")] == ["data", "deep", "a.txt"]
 
     def test_the_users_files_do_not_change(self, tmp_path: Path) -> None:
         work = tmp_path / "work"

@@ -47,7 +47,7 @@ from shardscope.report.text.summary import View, render_summary
     default="0",
     show_default=True,
     metavar="RANKS",
-    help="Ranks to run: 0,8-15, all, or roles (a rank for each pipeline stage).",
+    help="Ranks to run: 0,8-15, all, or roles (each pipeline stage, the last of each axis).",
 )
 @click.option(
     "--steps",

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import final
@@ -22,7 +22,7 @@ from shardscope.errors import LaunchError, ShardscopeError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import Ending, Event, Job, JobEnded, Reason, Request
-from shardscope.record import Recording, load, merge
+from shardscope.record import Gap, Recording, load, merge
 from shardscope.record.ranks import list_ranks
 
 INSTRUMENTS = ("memory", "trace")
@@ -121,8 +121,8 @@ def run(
         args: The program's arguments.
         num_nodes: The number of nodes.
         num_per_node: The number of processes, each with a GPU, per node.
-        ranks: The ranks to run: "0,8-15", "all", numbers, or "roles", a rank for each stage of a
-            pipeline.
+        ranks: The ranks to run: "0,8-15", "all", numbers, or "roles": each stage of a pipeline,
+            and the last rank along each other mesh axis.
         steps: The number of training steps after which the program is ended.
         gpu: The GPU of the nodes: h200, h100, a100 or b200.
         is_module: Whether `script` is a module's name, as for `python -m`.
@@ -322,19 +322,40 @@ class _Interruption:
 
 
 def _join(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
-    """One recording of what all jobs recorded; of a process that died, what it had streamed."""
-    recordings = []
+    """One recording of what all jobs recorded."""
+    recordings: dict[str, list[Recording]] = defaultdict(list)
     for job_ended in ended:
-        stem = Path(folder, job_ended.job.stem)
-        saved, stream = stem.with_suffix(".json"), stem / "trace.jsonl"
-        if saved.exists():
-            recordings.append(load(saved))
-        elif job_ended.ending is None and stream.exists():
-            with suppress(ShardscopeError):  # it died before it had described itself
-                recordings.append(load(stream))
-    if not recordings:
+        recording = _load(folder, job_ended)
+        if recording is not None:
+            recordings[job_ended.job.instrument].append(recording)
+    merged = [_merge_ranks(parts) for parts in recordings.values()]
+    if not merged:
         return None
-    return merge(recordings) if len(recordings) > 1 else recordings[0]
+    return merge(merged) if len(merged) > 1 else merged[0]
+
+
+def _load(folder: str, ended: JobEnded) -> Recording | None:
+    """What a job recorded; if its process died, what it had streamed until then."""
+    stem = Path(folder, ended.job.stem)
+    saved, stream = stem.with_suffix(".json"), stem / "trace.jsonl"
+    if saved.exists():
+        return load(saved)
+    if ended.ending is not None or not stream.exists():
+        return None
+    try:
+        recording = load(stream)
+    except ShardscopeError:  # it died before it had described itself
+        return None
+    fact = "the process died before it could save its audit and the values that were made up"
+    gap = Gap(place="audit", rank=ended.job.rank, fact=fact)
+    return replace(recording, gaps=(*recording.gaps, gap))
+
+
+def _merge_ranks(parts: list[Recording]) -> Recording:
+    """Join the ranks of an instrument; what else it observed, such as compilation, may differ."""
+    names = tuple(sorted({name for part in parts for name in part.run.instruments}))
+    alike = [replace(part, run=replace(part.run, instruments=names)) for part in parts]
+    return merge(alike) if len(alike) > 1 else alike[0]
 
 
 def _explain(ended: JobEnded) -> str | None:
