@@ -150,6 +150,36 @@ def test_an_interrupt_ends_everything_and_saves_what_was_recorded(tmp_path: Path
     assert [command for command in list_commands() if str(scratch) in command] == []
 
 
+FAILS_ON_RANK_ONE = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+print("on rank", dist.get_rank())
+while True:
+    model(torch.randn(2, 4).cuda()).sum().backward()
+    optimizer.step()
+    if dist.get_rank() == 1:
+        dist.all_gather([torch.ones(4).cuda()] * 2, torch.ones(4).cuda())
+        raise ValueError("only here")
+"""
+
+
+@no_gpu
+def test_the_output_of_a_failed_rank_and_its_other_branch_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FAILS_ON_RANK_ONE)
+    command = ["run", "--nproc-per-node", "2", "--ranks", "all", "-o", "run.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "shardscope", *command, "--", "program.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "on rank 0\n" in done.stdout
+    assert "Rank 1 has printed, at the end:\non rank 1\n" in done.stderr
+    assert "shardscope: Rank 1 failed: ValueError: only here (program.py, line 12)." in done.stderr
+    assert "rank-mismatch" in {finding.rule for finding in load(tmp_path / "run.json").findings}
+
+
 FACTS = """
 import json, os, pickle, signal, sys, torch.distributed as dist
 class Local: pass

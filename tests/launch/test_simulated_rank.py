@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.rank_process import SimulatedRank
@@ -142,6 +143,19 @@ class TestCluster:
         dist.destroy_process_group()
         dist.init_process_group("gloo")
         assert dist.get_backend() == "gloo"
+
+    def test_stores_answer_without_other_ranks(self, rank: SimulatedRank) -> None:
+        for store in (dist.TCPStore("10.0.0.1", 29500, 8, False), dist.FileStore("store", 8)):
+            store.set("key", "value")
+            assert (store.get("key"), store.add("count", 1)) == (b"value", 1)
+
+    def test_torchrun_and_spawn_run_the_function_of_this_rank(self, rank: SimulatedRank) -> None:
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=4)
+        assert elastic_launch(config, lambda word: word.upper())("ran") == {2: "RAN"}
+        ranks: list[int] = []
+        processes = multiprocessing.spawn(ranks.append, nprocs=4, join=False)
+        assert processes.join()
+        assert ranks == [2]
 
     def test_a_mesh_makes_the_group_and_selects_the_gpu(self, rank: SimulatedRank) -> None:
         mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))

@@ -129,7 +129,7 @@ def _finish(result: RunResult, destination: Destination, *, by: View, strict: bo
         print_line(f"next: shardscope report {destination.path}")
         code = exit_code(recording, is_strict=strict)
     for output in result.hidden_outputs:
-        click.echo(sanitize_text(output), err=True)
+        click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
     for failure in result.failures:
         click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
     sys.stderr.flush()

@@ -153,7 +153,7 @@ def launched_in_place(
         fn(local_rank if local_rank < nprocs else 0, *args)
         return None if join else _EndedProcesses()
 
-    def launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> dict[int, Any]:
+    def launch_agent(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int, Any]:
         if callable(entrypoint):
             return {local_rank: entrypoint(*args)}
         _read_command([entrypoint, *args]).run()
