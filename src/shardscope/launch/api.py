@@ -354,8 +354,8 @@ def _load(folder: str, ended: JobEnded) -> Recording | None:
 def _merge_ranks(parts: list[Recording]) -> Recording:
     """Join the ranks of an instrument; what else it observed, such as compilation, may differ."""
     names = tuple(sorted({name for part in parts for name in part.run.instruments}))
-    alike = [replace(part, run=replace(part.run, instruments=names)) for part in parts]
-    return merge(alike) if len(alike) > 1 else alike[0]
+    labelled = [replace(part, run=replace(part.run, instruments=names)) for part in parts]
+    return merge(labelled) if len(labelled) > 1 else labelled[0]
 
 
 def _explain(ended: JobEnded) -> str | None:
