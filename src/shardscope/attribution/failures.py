@@ -19,7 +19,6 @@ _DATA_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException")
 _DATA_WORDS = re.compile(
     r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
     r"|its data is not allocated yet"  # C++ that reads a fake tensor
-    r"|Can't pickle local object 'WeakValueDictionary"  # torch.save() of a fake tensor
 )
 _NO_DATA = (
     "The simulation runs on tensors without data: remove .item() and whatever else reads values, "
@@ -31,6 +30,30 @@ _NO_KERNEL = (
     "The op has no kernel for tensors without data: register one with "
     "torch.library.register_fake, or run again with --data."
 )
+_OWN_KERNELS = (
+    "Kernels of its own do not run in a simulation: switch them off by an option of the program, "
+    "or call them by ops with fake implementations (torch.library.register_fake)."
+)
+_NO_TRITON = (
+    "Install it (pip install triton): it needs no GPU to be imported, and its kernels are skipped "
+    "in a simulation."
+)
+_NO_PICKLE = (
+    "Tensors without data cannot be pickled: leave out what copies them to other processes or "
+    "files."
+)
+# Packages whose kernels need a GPU, and what they say where there is none.
+_KERNEL_PACKAGES = (
+    "apex", "bitsandbytes", "causal_conv1d", "cupy", "deep_ep", "deep_gemm", "fbgemm_gpu",
+    "flash_attn", "flash_attn_interface", "flashinfer", "mamba_ssm", "pynvml",
+    "transformer_engine", "xformers",
+)  # fmt: skip
+_DRIVER_WORDS = re.compile(
+    r"0 active drivers|lib(cuda|cudart|nccl|nvidia\S*|cublas\w*|cudnn\w*)\.so|NVML|CUDA_HOME"
+)
+_EXTENSIONS = os.path.join("torch", "utils", "cpp_extension.py")
+_NO_FAKE = "no fake impl"
+_PICKLE_WORDS = re.compile(r"(?i)can(no|')t pickle (local object|'weakref)")
 # What torch says to a program that uses CUDA on a machine without it.
 _CUDA_WORDS = re.compile(
     r"not compiled with CUDA enabled|no NVIDIA driver|has no attribute '_cuda_\w+'"
@@ -71,6 +94,9 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
     """A remedy for the exception if one is known, else an empty string."""
     for link in _chain(error):
         message, kind = _read(link), type(link).__name__
+        remedy = "" if has_data else _suggest_for_kernels(link, message)
+        if remedy:
+            return remedy
         if not has_data and (kind in _DATA_ERRORS or _DATA_WORDS.search(message)):
             return _NO_DATA
         if not has_data and kind == "UnsupportedOperatorException":
@@ -84,6 +110,21 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
         if "mesh_dim_name" in message:
             return _NO_AXIS
     return ""
+
+
+def _suggest_for_kernels(error: BaseException, message: str) -> str:
+    """A remedy for code that would run on the GPU, or moves what is there, and is not torch's."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package in ("triton", *_KERNEL_PACKAGES):
+        return _NO_TRITON if package == "triton" else _OWN_KERNELS
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.filename.endswith(_EXTENSIONS) for frame in frames):
+        return _OWN_KERNELS
+    if _NO_FAKE in message:
+        return _NO_KERNEL
+    if _PICKLE_WORDS.search(message):
+        return _NO_PICKLE
+    return _OWN_KERNELS if _DRIVER_WORDS.search(message) else ""
 
 
 def _unwrap(error: BaseException) -> BaseException:

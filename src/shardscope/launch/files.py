@@ -271,6 +271,7 @@ def set_scratch_environment(folder: str) -> None:
         HF_DATASETS_CACHE=str(_link_datasets(temporary / "datasets")),
         HF_MODULES_CACHE=str(temporary / "modules"),
         TORCHINDUCTOR_CACHE_DIR=str(temporary / "inductor"),
+        TORCH_EXTENSIONS_DIR=str(temporary / "extensions"),
         TRITON_CACHE_DIR=str(temporary / "triton"),
         WANDB_MODE="disabled",
         WANDB_SILENT="true",

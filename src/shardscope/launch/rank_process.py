@@ -14,7 +14,7 @@ from typing import final
 
 import msgspec
 
-from shardscope._torch.checkpoints import skipped_checkpoints
+from shardscope._torch.checkpoints import loaded_with_data, skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, suggest_remedy
 from shardscope.launch.cluster import Cluster
@@ -77,6 +77,7 @@ class SimulatedRank:
         self._mail = str(Path(request.scratch, MAIL))
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
+        self._kernels: Counter[tuple[str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
 
     @contextmanager
@@ -94,9 +95,11 @@ class SimulatedRank:
                 mailbox=Mailbox(self._mail, self._rank),
                 on_join=self._note_rank,
                 on_read=self._note_read,
+                on_kernel=self._note_kernel,
             ),
             spawned_in_place(self._rank % self._cluster.num_per_node),
             skipped_checkpoints(self._note_skip),
+            loaded_with_data(),
             ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
         )
         with ExitStack() as stack:
@@ -113,6 +116,12 @@ class SimulatedRank:
         for (place, what), count in self._skips.items():
             fact = f"{what} was called {_times(count)}: tensors without data are not saved"
             yield Gap(place=place, rank=self._rank, fact=fact)
+        for (place, what), count in self._kernels.items():
+            fact = (
+                f"the Triton kernel {what} was launched {_times(count)} and not run: what it "
+                "computes or sends is not known"
+            )
+            yield Gap(place=place, rank=self._rank, fact=fact)
         if self._joined != (self._rank, self._cluster.size):
             rank, size = self._joined
             fact = (
@@ -126,6 +135,9 @@ class SimulatedRank:
 
     def _note_read(self, what: str, stand_in: str) -> None:
         self._reads[_find_line("values"), what, stand_in] += 1
+
+    def _note_kernel(self, name: str) -> None:
+        self._kernels[_find_line("kernels"), name] += 1
 
     def _note_skip(self, what: str) -> None:
         self._skips[_find_line("checkpoints"), what] += 1

@@ -8,6 +8,7 @@ made from it, and a test calls all of it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, final
@@ -189,6 +190,7 @@ _CUDA: dict[str, Call] = {
     "is_tf32_supported": _answered("True", lambda: True),
     "set_device": _answered("makes a device current", gpus.set_device),
     "synchronize": _NOTHING,
+    "_sleep": _NOTHING,
     "_lazy_init": _answered("refuses tensors with data on a GPU", refuse_data),
     # Streams and events
     "Event": _answered("always complete; `elapsed_time` is nan, with a gap", gpus.Event),
@@ -439,6 +441,9 @@ CALLS: dict[str, dict[str, Call]] = {
             ("allow_tf32", "benchmark", "benchmark_limit", "deterministic", "enabled", "flags"),
             _own(),
         ),
+    },
+    "torch.autograd.profiler": {
+        "emit_nvtx": Call(Kind.NOTHING, "no profiler reads ranges", lambda *_, **__: nullcontext()),
     },
     "torch.version": {"cuda": _answered('that of torch, or "13.0"', torch.version.cuda or "13.0")},
 }  # fmt: skip

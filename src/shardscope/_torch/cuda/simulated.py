@@ -19,6 +19,7 @@ from shardscope._torch.cuda.gpus import DEFAULT_GPU
 from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_devices
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
+from shardscope._torch.cuda.tensor_memory import answer_about_memory, mark_pinned
 from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
@@ -248,8 +249,6 @@ def _take_cuda_devices(stack: ExitStack) -> None:
     replace_attribute(stack, torch.nn.Module, "to", to_of_module)
     replace("to", to)
     replace("cuda", cuda)
-    replace("pin_memory", lambda tensor, *_, **__: tensor)
-    replace("record_stream", lambda tensor, stream: None)
 
 
 def _take_indices_of_devices(stack: ExitStack) -> None:
@@ -297,6 +296,8 @@ class _Factory:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _with_device(kwargs)
+        if kwargs.pop("pin_memory", False):
+            return mark_pinned(self(*args, **kwargs))
         device = kwargs.get("device")
         is_traced = torch.compiler.is_dynamo_compiling()
         if self.mode is None or device is None or is_traced or has_modes():
@@ -325,7 +326,9 @@ def tensors_without_modes(mode: Any) -> Iterator[None]:
 def _by_index(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **_with_device(kwargs))
+        is_pinned = kwargs.pop("pin_memory", False)
+        tensor = make(*args, **_with_device(kwargs))
+        return mark_pinned(tensor) if is_pinned else tensor
 
     return call
 
@@ -433,33 +436,10 @@ def _avoid_driver(stack: ExitStack) -> None:
     """Keep fake tensors from initializing the GPU with a real tensor."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
-    # Copying a tensor reads its data pointer, about which torch warns; programs compare pointers to
-    # see which tensors share memory.
-    addresses = _Addresses()
-    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: addresses.find(tensor))
+    answer_about_memory(stack)
     # Compiled code creates tensors of numbers outside a fake mode: on the CPU, and moves them.
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
-
-
-@final
-class _Addresses:
-    """Addresses for storages without data: storages that are alive do not overlap."""
-
-    def __init__(self) -> None:
-        self._next = 1 << 40
-        self._known: dict[int, tuple[int, int]] = {}  # size and address, by the C++ object
-
-    def find(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor's first element."""
-        storage: Any = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        known_size, address = self._known.get(key, (-1, 0))
-        if size > known_size:  # else it is the same storage, or it takes the place of a freed one
-            address = self._next
-            self._known[key] = (size, address)
-            self._next += -(-max(1, size) // 512) * 512
-        return address + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:

@@ -147,6 +147,10 @@ class HostData:
             return _fill(tensor.shape, self._read(tensor, "tolist()"))
 
         def numpy(tensor: Any, *, force: bool = False) -> Any:
+            if tensor.device.type != "cpu" and not force:
+                raise TypeError(
+                    f"can't convert a tensor on {tensor.device} to numpy: call .cpu() first"
+                )
             with disable_dispatch_modes():
                 if tensor.constant is not None:
                     return tensor.constant.numpy(force=force)
