@@ -31,6 +31,7 @@ OTHERS = {"torch.version", "torch.autograd.profiler"}  # modules of which few na
 ARGUMENTS: dict[str, Any] = {
     "torch.cuda.can_device_access_peer": (0, 1),
     "torch.cuda.device": (1,),
+    "torch.cuda.use_mem_pool": (None,),
     "torch.cuda.device_of": lambda: (torch.ones(2, device="cuda"),),
     "torch.cuda.set_device": (1,),
     "torch.cuda.StreamContext": (None,),
@@ -114,7 +115,7 @@ class TestTable:
     def test_calls_that_are_refused_say_their_name(self, rank: SimulatedRank) -> None:
         for name, value in list_calls(Kind.REFUSED):
             with pytest.raises(WorldError) as error:
-                value()
+                value(*ARGUMENTS.get(name, ()))
             assert str(error.value).startswith(f"{name}() was called in a simulated world"), name
         with pytest.raises(WorldError, match=r"cufft_plan_cache\.max_size"):
             _ = torch.backends.cuda.cufft_plan_cache.max_size

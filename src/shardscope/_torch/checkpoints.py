@@ -44,11 +44,7 @@ def skipped_checkpoints(on_skip: OnSkip) -> Iterator[None]:
                 if function is not None:
                     skip = _skip_folder(function, f"checkpoint.{name}()", on_skip)
                     stack.enter_context(patch.object(module, name, skip))
-        if importlib.util.find_spec("safetensors") is not None:
-            module = importlib.import_module("safetensors.torch")  # not a dependency of ours
-            for name in ("save_file", "save_model"):
-                skip = _skip_second(getattr(module, name), f"safetensors.torch.{name}()", on_skip)
-                stack.enter_context(patch.object(module, name, skip))
+        _skip_safetensors(stack, on_skip)
         yield
 
 
@@ -106,6 +102,36 @@ def _name_device(storage: Any, device: Any = None, *_: Any, **__: Any) -> torch.
         if device is None
         else torch.device(device)
     )
+
+
+@contextmanager
+def redirected_checkpoints(on_skip: OnSkip) -> Iterator[None]:
+    """Open the files that `torch.save` writes in Python, where they may be redirected.
+
+    What other C code writes, that of safetensors, is skipped.
+    """
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_by_python(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            with open(f, "wb") as file:
+                save(obj, file, *args, **kwargs)
+        else:
+            save(obj, f, *args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "save", save_by_python))
+        _skip_safetensors(stack, on_skip)
+        yield
+
+
+def _skip_safetensors(stack: ExitStack, on_skip: OnSkip) -> None:
+    if importlib.util.find_spec("safetensors") is not None:
+        module = importlib.import_module("safetensors.torch")  # not a dependency of ours
+        for name in ("save_file", "save_model"):
+            skip = _skip_second(getattr(module, name), f"safetensors.torch.{name}()", on_skip)
+            stack.enter_context(patch.object(module, name, skip))
 
 
 def _skip_file(save: Callable[..., Any], on_skip: OnSkip) -> Callable[..., None]:

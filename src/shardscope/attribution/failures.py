@@ -1,4 +1,4 @@
-"""Explain an exception of the user's program: one line, its place, and a remedy."""
+"""Explains an exception of the user's program: a message, the source line, and a remedy."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ _WRAPPERS = (
 )
 _USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')  # in a message of torch.compile's
 
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours and weights
+
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
@@ -86,7 +88,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 def describe_failure(error: BaseException) -> str:
     """An exception of the user's program in one line, with the user's innermost source line."""
     place = _find_line(error) or _find_user_code(error)
-    message = _summarize(_unwrap(error))
+    shown = _unwrap(error)
+    message, cause = _summarize(shown), _find_cause(shown)
+    if cause is not None and _read(cause) not in _read(shown):
+        message += f", because of {_summarize(cause)}"
     return message if place is None else f"{message} ({place[0]}, line {place[1]})"
 
 
@@ -133,8 +138,17 @@ def _unwrap(error: BaseException) -> BaseException:
     return next((link for link, name in names if not name.startswith(_WRAPPERS)), error)
 
 
+def _find_cause(error: BaseException) -> BaseException | None:
+    """The exception at the end of the chain of `raise … from`; None if there is no chain."""
+    causes = [error]
+    while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:
+        causes.append(causes[-1].__cause__)
+    return causes[-1] if len(causes) > 1 else None
+
+
 def _summarize(error: BaseException) -> str:
-    lines = list(filter(None, map(str.strip, _read(error).splitlines())))
+    message = _TERMINAL_CODES.sub("", _read(error))
+    lines = list(filter(None, map(str.strip, message.splitlines())))
     kind = type(error).__name__
     if not lines:
         return kind

@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -281,6 +282,7 @@ def set_scratch_environment(folder: str) -> None:
         HF_HUB_DISABLE_TELEMETRY="1",
         TOKENIZERS_PARALLELISM="false",
     )
+    tempfile.tempdir = None  # it may have been read from the environment before
 
 
 def _link_datasets(folder: Path) -> Path:

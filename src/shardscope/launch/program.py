@@ -10,12 +10,14 @@ import importlib.util
 import os
 import shlex
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, final
 from unittest import mock
 
 from shardscope.errors import LaunchError
@@ -81,7 +83,11 @@ def _load_module(name: str, main: ModuleType) -> CodeType:
 
 @contextmanager
 def spawned_in_place(local_rank: int) -> Iterator[None]:
-    """Let `torch.multiprocessing.spawn` call the function of one process, in this process."""
+    """Run the processes of a program that starts its own in this process: one of them.
+
+    `torch.multiprocessing.spawn` calls the function of one process, and so does the process with
+    that number among those that the program starts by hand.
+    """
     import torch.multiprocessing as multiprocessing
 
     def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
@@ -92,4 +98,62 @@ def spawned_in_place(local_rank: int) -> Iterator[None]:
         for owner in (multiprocessing, module):
             for name in ("spawn", "start_processes"):
                 stack.enter_context(mock.patch.object(owner, name, spawn))
+        stack.enter_context(_TrainingProcesses(local_rank).replaced())
         yield
+
+
+@final
+class _TrainingProcesses:
+    """Processes that a program starts to train: the one with the number `index` runs here.
+
+    Daemons and processes of libraries, such as the workers of a data loader, start as always.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._started: list[BaseProcess] = []
+        self._has_run = False
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Replace the methods of processes until the context ends."""
+        start, join, is_alive = BaseProcess.start, BaseProcess.join, BaseProcess.is_alive
+
+        def start_or_run(process: BaseProcess) -> None:
+            if not _trains(process):
+                start(process)
+                return
+            self._started.append(process)
+            if len(self._started) - 1 == self._index:
+                self._run(process)
+
+        def join_or_run(process: BaseProcess, timeout: float | None = None) -> None:
+            if process not in self._started:
+                join(process, timeout)
+            elif not self._has_run:  # the program has started fewer processes than ranks
+                self._run(self._started[-1])
+
+        def is_running(process: BaseProcess) -> bool:
+            return process not in self._started and is_alive(process)
+
+        with (
+            mock.patch.object(BaseProcess, "start", start_or_run),
+            mock.patch.object(BaseProcess, "join", join_or_run),
+            mock.patch.object(BaseProcess, "is_alive", is_running),
+        ):
+            yield
+
+    def _run(self, process: BaseProcess) -> None:
+        self._has_run = True
+        process.run()
+
+
+def _trains(process: BaseProcess) -> bool:
+    target = getattr(process, "_target", None)
+    function = process.run if target is None else target
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None) or ""
+    return (
+        not process.daemon
+        and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+        and (not file.startswith(sysconfig.get_path("stdlib")))
+    )

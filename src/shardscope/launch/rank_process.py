@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
 import msgspec
+from torch import nn
 
 from shardscope._torch.checkpoints import loaded_with_data, skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, suggest_remedy
 from shardscope.launch.cluster import Cluster
+from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
 from shardscope.launch.instruments import Instrument
 from shardscope.launch.program import Program, spawned_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Gap, Recording, save
-from shardscope.world.mailbox import Mailbox
+from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
 
 __frames__ = "outermost"  # our callers are not the user's program
 
+_LOST_RANK = re.compile(r"Connection (closed|reset) by peer|Broken pipe")  # what gloo raises
+
 
 def run_program(
-    program: Program, num_steps: int, instrument: Instrument, *, is_simulated: bool
+    program: Program,
+    num_steps: int,
+    instrument: Instrument,
+    *,
+    is_simulated: bool,
+    evaluations: RepeatedEvaluations | None = None,
 ) -> tuple[Ending, Recording | None]:
-    """Run a program to its end, to its last step or to its failure, while it is observed."""
-    counter = StepCounter(num_steps, on_start=instrument.start, on_step=instrument.end_step)
+    """Run a program to its end, to its last step or to its failure, while it is observed.
+
+    `evaluations` shortens evaluations on tensors without data.
+    """
+
+    def start(models: list[nn.Module]) -> None:
+        if evaluations is not None:
+            evaluations.is_training = True
+        instrument.start(models)
+        if instrument.is_done:
+            raise StepsDone
+
+    counter = StepCounter(num_steps, on_start=start, on_step=instrument.end_step)
     code: int | None = None
     error: BaseException | None = None
     try:
@@ -44,16 +66,27 @@ def run_program(
         pass
     except SystemExit as stop:
         code = _read_exit_code(stop)
+        if code and isinstance(stop.__context__, Exception):  # as hydra does after an exception
+            error = stop.__context__
     except BaseException as raised:  # noqa: BLE001 - a program may raise anything
         traceback.print_exception(raised.with_traceback(_without_ours(raised)))
         error = raised
-    counter.finish()
+    with suppress(StepsDone):
+        counter.finish()
     recording = instrument.stop(error)
+    failure = None if error is None else _explain(error, is_simulated=is_simulated)
+    if error is None and counter.num_steps and not counter.has_started:
+        failure = (
+            "The program ended after its first step. It does not call what it trains as a module, "
+            "so that only later steps can be observed. Give it at least two more steps to take."
+        )
     ending = Ending(
         num_steps=counter.num_steps,
-        failure=None if error is None else _explain(error, is_simulated=is_simulated),
+        is_observed=instrument.is_done,
+        failure=failure,
         exit_code=code,
         is_interrupted=isinstance(error, KeyboardInterrupt),
+        is_consequence=_LOST_RANK.search(str(error)) is not None,
     )
     return ending, recording
 
@@ -79,6 +112,7 @@ class SimulatedRank:
         self._skips: Counter[tuple[str, str]] = Counter()
         self._kernels: Counter[tuple[str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
+        self.evaluations = RepeatedEvaluations()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -100,10 +134,11 @@ class SimulatedRank:
             spawned_in_place(self._rank % self._cluster.num_per_node),
             skipped_checkpoints(self._note_skip),
             loaded_with_data(),
+            self.evaluations.repeated(),
             ScratchFiles(self._scratch, unchanged=self._mail).redirected(),
         )
         with ExitStack() as stack:
-            stack.callback(_set_environment, environment)
+            stack.callback(set_environment, environment)
             for context in contexts:
                 stack.enter_context(context)
             yield
@@ -111,44 +146,53 @@ class SimulatedRank:
     def find_gaps(self) -> Iterator[Gap]:
         """Where the simulation had to make something up, or left something out."""
         for (place, what, stand_in), count in self._reads.items():
-            fact = f"{what} read values that are not known in a simulation, {_times(count)}: "
+            fact = (
+                f"{what} read values that are not known in a simulation, {describe_times(count)}: "
+            )
             yield Gap(place=place, rank=self._rank, fact=fact + stand_in)
         for (place, what), count in self._skips.items():
-            fact = f"{what} was called {_times(count)}: tensors without data are not saved"
+            fact = f"{what} was called {describe_times(count)}: tensors without data are not saved"
             yield Gap(place=place, rank=self._rank, fact=fact)
         for (place, what), count in self._kernels.items():
             fact = (
-                f"the Triton kernel {what} was launched {_times(count)} and not run: what it "
-                "computes or sends is not known"
+                f"the Triton kernel {what} was launched {describe_times(count)} and not run: what "
+                "it computes or sends is not known"
             )
             yield Gap(place=place, rank=self._rank, fact=fact)
-        if self._joined != (self._rank, self._cluster.size):
-            rank, size = self._joined
-            fact = (
-                f"the program joined as rank {rank:,} of {size:,}, although it was started as rank "
-                f"{self._rank:,} of {self._cluster.size:,}"
-            )
-            yield Gap(place="world", rank=self._rank, fact=fact)
+        yield from self.evaluations.find_gaps(self._rank)
+        yield from explain_join(self._joined, (self._rank, self._cluster.size))
 
     def _note_rank(self, rank: int, size: int) -> None:
         self._joined = (rank, size)
 
     def _note_read(self, what: str, stand_in: str) -> None:
-        self._reads[_find_line("values"), what, stand_in] += 1
+        self._reads[find_line("values"), what, stand_in] += 1
 
     def _note_kernel(self, name: str) -> None:
-        self._kernels[_find_line("kernels"), name] += 1
+        self._kernels[find_line("kernels"), name] += 1
 
     def _note_skip(self, what: str) -> None:
-        self._skips[_find_line("checkpoints"), what] += 1
+        self._skips[find_line("checkpoints"), what] += 1
 
 
-def _set_environment(variables: dict[str, str]) -> None:
+def explain_join(joined: tuple[int, int], started: tuple[int, int]) -> Iterator[Gap]:
+    """A gap if a program joined as another rank, or of another number, than it was started as."""
+    if joined != started:
+        fact = (
+            f"the program joined as rank {joined[0]:,} of {joined[1]:,}, although it was started "
+            f"as rank {started[0]:,} of {started[1]:,}"
+        )
+        yield Gap(place="world", rank=started[0], fact=fact)
+
+
+def set_environment(variables: dict[str, str]) -> None:
+    """Make `variables` the environment of this process."""
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # the folder that was read from the environment before
 
 
-def _find_line(otherwise: str) -> str:
+def find_line(otherwise: str) -> str:
     """The program's line that is running."""
     source = read_stack(sys._getframe(2)).source
     return otherwise if source is None else f"{source.file}:{source.line}"
@@ -168,7 +212,8 @@ def _explain(error: BaseException, *, is_simulated: bool) -> str:
     return f"{describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
 
 
-def _times(count: int) -> str:
+def describe_times(count: int) -> str:
+    """`once` or `3 times`."""
     return "once" if count == 1 else f"{count:,} times"
 
 

@@ -11,7 +11,7 @@ MAIL = "mail"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: the program as one rank, observed by one instrument."""
+    """One process: the program as one rank, observed by `instrument`, several joined by "+"."""
 
     rank: int
     instrument: str
@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the warm process needs to run the program.
 
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`.
+    With `has_data`, the jobs are all ranks of the cluster and run at once, on data.
     """
 
     script: str
@@ -44,11 +45,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     num_parallel: int
     is_shown: bool = True
+    has_data: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How the program of a job ended.
 
+    `is_observed` says that the program was ended before its first step, because nothing more was to
+    be observed. `is_consequence` says that it failed because another rank had left the group.
     `failure` is a sentence about the exception that ended it, None if none did. `exit_code` is what
     the program gave `sys.exit()`, None if it did not call that.
     """
@@ -57,6 +61,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
     exit_code: int | None = None
     is_interrupted: bool = False
+    is_observed: bool = False
+    is_consequence: bool = False
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True):

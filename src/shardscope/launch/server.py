@@ -19,11 +19,12 @@ from typing import NoReturn, final
 import msgspec
 from msgspec.structs import replace
 
+from shardscope.launch.data_rank import DataRank
 from shardscope.launch.instruments import make_instrument
 from shardscope.launch.program import Program
 from shardscope.launch.rank_process import SimulatedRank, run_program, save_results
 from shardscope.launch.request import HELPER, MAIL, Ending, Job, JobEnded, Request
-from shardscope.world.mailbox import NEEDED
+from shardscope.world.objects import NEEDED
 
 __frames__ = "outermost"  # our callers are not the user's program
 
@@ -178,16 +179,22 @@ def _run_job(request: Request, job: Job, lifeline: int) -> NoReturn:
         faulthandler.register(signal.SIGUSR2, file=stack_file, all_threads=False)
         if job != request.jobs[0] or not request.is_shown:
             _redirect_output(Path(request.scratch, f"{job.stem}.log"))
-        rank = SimulatedRank(request, job)
+        rank = DataRank(request, job) if request.has_data else SimulatedRank(request, job)
         program = Program(request.script, request.args, request.is_module)
         instrument = make_instrument(job.instrument, request.gpu)
         with rank.entered():
             ending, recording = run_program(
-                program, request.num_steps, instrument, is_simulated=True
+                program,
+                request.num_steps,
+                instrument,
+                is_simulated=not request.has_data,
+                evaluations=rank.evaluations if isinstance(rank, SimulatedRank) else None,
             )
         if recording is not None:
             recording = replace(recording, gaps=(*recording.gaps, *rank.find_gaps()))
         save_results(request, job, ending, recording)
+        if isinstance(rank, DataRank) and ending.failure is None:
+            rank.wait_for_others()
         code = 0
     finally:
         with contextlib.suppress(Exception):

@@ -45,11 +45,11 @@ from shardscope._torch.process_groups.simulated_tensors import (
     meshes_with_data,
     refused_nested_tensors,
 )
+from shardscope._torch.process_groups.symmetric_memory import simulated_symmetric_memory
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
-from shardscope.world.mailbox import Mailbox
-from shardscope.world.objects import simulated_object_collectives
+from shardscope.world.objects import Mailbox, simulated_object_collectives
 
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By the identity of a tensor on meta: that tensor, and what has taken its place."""
@@ -332,6 +332,7 @@ def _collectives_without_peers(mailbox: Mailbox | None = None) -> Iterator[None]
     with ExitStack() as stack:
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(answered_collectives())
+        stack.enter_context(without_if_moved(simulated_symmetric_memory()))
         stack.enter_context(simulated_object_collectives(mailbox))
         stack.enter_context(without_if_moved(isolated_stages(can_ask=mailbox is not None)))
         # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.

@@ -213,7 +213,9 @@ _CUDA: dict[str, Call] = {
     "change_current_allocator": _POOLS,
     "CUDAPluggableAllocator": _POOLS,
     "MemPool": _POOLS,
-    "use_mem_pool": _POOLS,
+    "use_mem_pool": Call(
+        Kind.REFUSED, "only the pool of symmetric memory is known, which has no effect"
+    ),
     "device_memory_used": _answered(f"{_MODEL}, with CUDA's context", memory.read_used),
     "empty_cache": _answered("gives back free segments", memory.empty_cache),
     "get_allocator_backend": _answered("native", lambda: "native"),

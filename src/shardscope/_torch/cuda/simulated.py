@@ -202,6 +202,15 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
                 fake = mode.from_tensor(args[0])
                 moved = dispatch(mode, op, types, (fake, *args[1:]), kwargs)
                 return _with_constant(moved, args[0])
+            constant = getattr(args[0], "constant", None) if args else None
+            if op is _MOVE and kwargs["device"].type == "cuda" and constant is not None:
+                # torch would move the known values to a GPU that is not there.
+                args[0].constant = None
+                try:
+                    moved = dispatch(mode, op, types, args, kwargs)
+                finally:
+                    args[0].constant = constant
+                return _with_constant(moved, constant)
         result = dispatch(mode, op, types, args, kwargs or {})
         if not kwargs or "device" not in kwargs:
             result = _move_constants(functools.partial(dispatch, mode), result, args)

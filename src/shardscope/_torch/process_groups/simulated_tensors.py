@@ -29,6 +29,7 @@ from shardscope._torch.process_groups.host_data import HostData
 from shardscope._torch.tree import leaves
 from shardscope.errors import ShardscopeError, WorldError
 
+_RNG_STATE_BYTES = torch.get_rng_state().numel()  # ranks send it each other on the GPU
 _PLAIN = (torch.Tensor, nn.Parameter, UninitializedBuffer, UninitializedParameter)
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def fake_tensors(host: HostData | None = None) -> Iterator[fake_tensor.FakeTenso
     try:
         with (
             _unpinned_fakes(),
+            _unshared_fakes(),
             _readable_fakes(),
             _copyable_fakes(),
             without_if_moved(_initialized_fakes()),
@@ -145,7 +147,8 @@ def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, 
     """Keep the values of a small tensor readable after it is moved to a GPU."""
     constant = getattr(source, "constant", None)
     if constant is None and type(source) in _PLAIN and not source.is_meta:
-        constant = source if source.numel() <= MAX_CONSTANT else None
+        limit = _RNG_STATE_BYTES if source.dtype is torch.uint8 else MAX_CONSTANT
+        constant = source if source.numel() <= limit else None
     if constant is not None:
         copy.constant = _COPY(constant, **{**kwargs, "device": torch.device("cpu")})
         mode.fake_tensor_converter.add_constant_storage_mapping(copy)
@@ -360,6 +363,23 @@ def _unpinned_fakes() -> Iterator[None]:
             del torch.Tensor.pin_memory
         else:
             torch.Tensor.pin_memory = pin
+
+
+@contextmanager
+def _unshared_fakes() -> Iterator[None]:
+    """Make `share_memory_` return fake tensors unchanged, which have no memory to share."""
+    share = torch.Tensor.share_memory_
+
+    @functools.wraps(share)
+    def share_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, _FakeTensor) else share(tensor)
+
+    tensor_class: Any = torch.Tensor
+    tensor_class.share_memory_ = share_memory
+    try:
+        yield
+    finally:
+        tensor_class.share_memory_ = share
 
 
 @contextmanager
