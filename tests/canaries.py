@@ -21,6 +21,7 @@ from torch import nn
 from torch._dynamo.backends.common import AotAutograd
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _symmetric_memory, fsdp
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -32,12 +33,16 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
-from shardscope._torch.compiling import watched_compiles
 from shardscope._torch.cuda import autocast as cuda_autocast
 from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.decompositions import inductor_table
 from shardscope._torch.dtensor import watch_decisions
-from shardscope._torch.dynamo import compile_and_keep_guards, read_durations, watch_compiles
+from shardscope._torch.dynamo import (
+    compile_and_keep_guards,
+    read_durations,
+    watch_compiles,
+    watched_compiles,
+)
 from shardscope._torch.dynamo_caches import fresh_caches
 from shardscope._torch.graph import switched_back
 from shardscope._torch.storage import scale_all
@@ -170,6 +175,20 @@ def param_group(model: Any) -> Any:
     state = model._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return state._fsdp_param_group if groups is None else groups[0]
+
+
+def fsdp2_keeps_annotations() -> bool:
+    import spmd_types as spmd
+
+    with simulate({"dp": 2, "tp": 2}) as world:
+        axes = {name: world.mesh.get_group(name) for name in ("dp", "tp")}
+        model = nn.Linear(4, 4, bias=False)
+        spmd.assert_type(model.weight, {axes["dp"]: spmd.R, axes["tp"]: spmd.I})
+        dims = fsdp.DataParallelMeshDims(shard="dp")  # type: ignore[attr-defined]
+        fsdp.fully_shard(model, mesh=world.mesh, dp_mesh_dims=dims)  # type: ignore[call-arg]
+        (param,) = param_group(model).fsdp_params
+        types = param._spmd_init_local_type
+        return param.is_spmd_types and types[spmd.MeshAxis.of(axes["tp"])] is spmd.I
 
 
 @functools.cache
@@ -344,6 +363,11 @@ def autocast_policies_are_complete() -> bool:
     )
 
 
+def names_a_function(module: Any, name: str) -> Probe:
+    """Whether a module still has a function of that name, which the simulated GPU replaces."""
+    return lambda: callable(getattr(module, name))
+
+
 def fsdp1_chooses_a_cuda_device() -> bool:
     with simulate(mesh={"dp": 2}, device="cuda"):
         model = FullyShardedDataParallel(nn.Linear(4, 4, device="cuda"))
@@ -503,6 +527,27 @@ CANARIES: dict[str, Canary] = {
     "._lazy_init": Canary(
         "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
     ),
+    "._sleep": Canary("wait for nothing", names_a_function(torch.cuda, "_sleep")),
+    **{
+        f".{name}": Canary(
+            "refuse records of a GPU that is not there", names_a_function(torch.cuda.memory, name)
+        )
+        for name in (
+            "_dump_snapshot",
+            "_record_memory_history",
+            "_save_memory_usage",
+            "_save_segment_usage",
+            "_set_allocator_settings",
+            "_snapshot",
+        )
+    },
+    **{
+        f".{name}": Canary(
+            "refuse kernels that are compiled for a GPU that is not there",
+            names_a_function(torch.cuda.jiterator, name),
+        )
+        for name in ("_create_jit_fn", "_create_multi_output_jit_fn")
+    },
     "._apply": Canary(
         "make a model's tensors on a device, those that FSDP2 offloads on the CPU",
         lambda: nn.Linear(1, 1)._apply(lambda tensor: tensor.to("meta")).weight.is_meta,
@@ -685,16 +730,6 @@ CANARIES: dict[str, Canary] = {
             lambda result: len(result[0]) == 2 and result[1] == [False, False],
         ),
     ),
-    **{
-        name: Canary(
-            "let DDP reduce in bfloat16 on a simulated CUDA device",
-            ddp_calls(DistributedDataParallel, "_check_comm_hook"),
-        )
-        for name in (
-            "._check_comm_hook",
-            "torch.nn.parallel.DistributedDataParallel._check_comm_hook",
-        )
-    },
     "torch.Tensor._make_subclass": Canary(
         "compute what DDP counts where tensors have no data",
         subclass_is_created_on_device("_make_subclass"),
@@ -731,6 +766,24 @@ CANARIES: dict[str, Canary] = {
                 and isinstance(param_group(model).fsdp_params[0].sharded_param, DTensor)
             )
         ),
+    ),
+    "._group_name_to_workspace_tensor": Canary(
+        "forget the workspaces of symmetric memory that a simulated world made",
+        lambda: isinstance(_symmetric_memory._group_name_to_workspace_tensor, dict),
+    ),
+    "._orig_param_uid": Canary(
+        "find a parameter that several FSDP2 groups manage",
+        in_sharded_model(lambda model: param_group(model).fsdp_params[0]._orig_param_uid >= 0),
+        since=(2, 13),
+    ),
+    "._all_reduce_hook": Canary(
+        "say that an FSDP2 group has a hook at its all-reduce",
+        in_sharded_model(lambda model: param_group(model)._all_reduce_hook is None),
+    ),
+    "._spmd_init_local_type": Canary(
+        "read the spmd_types annotations of parameters under FSDP2",
+        fsdp2_keeps_annotations,
+        since=(2, 14),
     ),
     "._state_ctx": Canary(
         "find the outermost module of FSDP2",

@@ -32,12 +32,12 @@ from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.chakra import render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, render_table
 from shardscope.report.export.markdown import render_markdown
-from shardscope.report.export.perfetto import render_perfetto_pieces
+from shardscope.report.export.perfetto import render_perfetto_chunks
 from shardscope.report.export.tensorboard import render_tensorboard
 from shardscope.report.html.html import render_html
 from shardscope.report.text.summary import render_plain, render_summary
 from shardscope.report.text.views import render_views
-from shardscope.report.tui.walk import BrowserState
+from shardscope.report.tui.browser_state import BrowserState
 
 __all__ = ["READERS", "make_file", "make_seeds"]
 
@@ -232,7 +232,7 @@ READERS: dict[str, Callable[[Recording], object]] = {
     ),
     "report": render_html,
     "markdown": render_markdown,
-    "perfetto": lambda recording: _join(render_perfetto_pieces(recording)),
+    "perfetto": lambda recording: _join(render_perfetto_chunks(recording)),
     "tensorboard": lambda recording: _join(render_tensorboard(recording, step=0)),
     "chakra": lambda recording: (
         [_join(trace) for _, trace in render_chakra(recording)],

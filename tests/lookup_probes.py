@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -44,7 +45,6 @@ from shardscope._torch import (
     aot,
     autograd,
     checking_modes,
-    compiling,
     ddp,
     dispatch,
     dynamo,
@@ -52,6 +52,7 @@ from shardscope._torch import (
     fsdp,
     inductor,
     modules,
+    tree,
 )
 from shardscope._torch import aot as aot_backends
 from shardscope._torch import aot as subgraph_calls
@@ -59,7 +60,6 @@ from shardscope._torch import dispatch as operators
 from shardscope._torch import dtensor as propagation
 from shardscope._torch import dtensor as trial_runs
 from shardscope._torch import export as programs
-from shardscope._torch import export as pytree_values
 from shardscope._torch import fake as fake_shim
 from shardscope._torch import frames as running
 from shardscope._torch import graph as graph_nodes
@@ -252,6 +252,19 @@ def a_mode_sees_ops_unless_modes_are_off() -> bool:
     return before == [] and mode.ops == ["aten.add.Tensor"]
 
 
+def a_mode_can_stay_active_on_a_thread() -> bool:
+    mode = OpLog()
+
+    def compute() -> None:
+        dispatch.push_dispatch_mode(mode)
+        torch.ones(1) + 1
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    return mode.ops[-1:] == ["aten.add.Tensor"] and not dispatch.has_modes()
+
+
 def saved_tensors_hooks_can_be_disabled() -> bool:
     C._autograd._saved_tensors_hooks_disable("not now")
     try:
@@ -438,14 +451,13 @@ def caches_can_be_cleared() -> bool:
 
 
 def nested_values_are_flattened() -> bool:
-    leaves, spec = pytree_values.flatten({"a": 1, "b": (2,)})
-    paths = [leaf for _, leaf in pytree_values.leaves_with_path({"a": 1, "b": (2,)})]
+    leaves, spec = tree.flatten({"a": 1, "b": (2,)})
+    paths = [leaf for _, leaf in tree.leaves_with_path({"a": 1, "b": (2,)})]
     return (
         leaves == [1, 2]
-        and pytree_values.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
+        and tree.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
         and paths == [1, 2]
-        and programs.flatten_as({"b": 2, "a": 1}, pytree_values.flatten({"a": 1, "b": 2})[1])
-        == [1, 2]
+        and tree.flatten_as({"b": 2, "a": 1}, tree.flatten({"a": 1, "b": 2})[1]) == [1, 2]
     )
 
 
@@ -553,6 +565,7 @@ PROBES: dict[str, Probe] = {
     "torch._guards.detect_fake_mode": fake_tensors_are_recognised,
     "torch.utils._python_dispatch.TorchDispatchMode": a_mode_sees_ops_unless_modes_are_off,
     "torch.utils._python_dispatch._disable_current_modes": a_mode_sees_ops_unless_modes_are_off,
+    "torch.utils._python_dispatch._push_mode": a_mode_can_stay_active_on_a_thread,
     "torch._ops.HigherOrderOperator": op_kinds_are_recognised,
     "torch._ops.OpOverload": op_kinds_are_recognised,
     "torch._ops.OpOverloadPacket": op_kinds_are_recognised,
@@ -561,6 +574,9 @@ PROBES: dict[str, Probe] = {
     "torch._C._dispatch_dump": lambda: operators.registered_at("aten", "relu"),
     "torch.distributed.distributed_c10d._resolve_process_group": group_is_resolved_by_name,
     "torch.distributed._symmetric_memory": lambda: schema.unread_ops("symm_mem"),
+    "torch._C._distributed_c10d": lambda: callable(
+        torch._C._distributed_c10d._SymmetricMemory.get_buffer
+    ),
     "torch.jit._builtins._register_builtin": takes(
         "torch.jit._builtins._register_builtin", abs, "aten::abs"
     ),
@@ -755,19 +771,21 @@ PROBES: dict[str, Probe] = {
         isinstance(torch._dynamo.utils.counters, dict)
         and isinstance(torch._dynamo.utils.warn_once_cache, set)
         and torch._dynamo.utils.CleanupManager.instance is not None
+        # Compiled code calls it since 2.15.
+        and (torch.__version__ < "2.15" or callable(torch._dynamo.utils.get_current_stream))
     ),
     "torch._dynamo.exc.get_gbid_documentation_link": lambda: (
         "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
     ),
     "torch._dynamo.lookup_backend": lambda: torch._dynamo.lookup_backend("eager"),
-    # aot.py, inductor.py, compiling.py, checking_modes.py, dispatch.py
+    # aot.py, inductor.py, dynamo.py, checking_modes.py, dispatch.py
     "torch._functorch.aot_autograd.aot_function": lambda: (
         len(aot.trace_graphs(lambda x: [x.sin()], torch.ones(2, requires_grad=True))) == 2
     ),
     "torch._dynamo.backends.common.aot_autograd": graphs_are_compiled_ahead,
     "torch._dynamo.exc.TorchDynamoException": lambda: (
-        compiling.is_compiling(aot_backends.graph_run_error("it failed"))
-        and not compiling.is_compiling(ValueError())
+        dynamo.is_compiling(aot_backends.graph_run_error("it failed"))
+        and not dynamo.is_compiling(ValueError())
     ),
     "torch._functorch.config": lambda: (
         aot_backends.crossref_setting() in ("off", "all", "custom_ops")

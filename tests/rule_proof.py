@@ -20,14 +20,15 @@ from torch.fx.node import map_aggregate
 from rule_sample import Sample, make_sample
 from rule_strategies import find_strategies
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.reference_sharding import (
+from shardscope.parallel.ir.shard_spec import (
     Coordinates,
+    MeshCoordinate,
+    ShardSpec,
     all_coordinates,
     grad_placement,
     shard_tensor,
     unshard_tensor,
 )
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.plan.placements import Placement, Replicate
 

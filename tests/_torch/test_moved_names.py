@@ -26,7 +26,7 @@ from shardscope._torch.private import (
     moved_names_explained,
     require,
 )
-from shardscope.attribution import run_identity as run
+from shardscope.attribution import program_records as run
 from shardscope.errors import ShardscopeError, TorchVersionError
 from shardscope.version import TESTED_TORCH
 from small_models import Block, batch

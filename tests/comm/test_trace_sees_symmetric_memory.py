@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -231,3 +233,32 @@ def test_a_window_is_a_gap_even_where_the_backend_has_none(world: World) -> None
     with trace() as t, suppress(RuntimeError):
         everyone().new_window(ones())
     assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("c10d.new_window", True)]
+
+
+def test_handle_of_a_real_group_reports_one_sided_transfers() -> None:
+    handle = torch._C._distributed_c10d._SymmetricMemory
+    before = vars(handle)["get_buffer"]
+    with trace() as t, pytest.raises(TypeError):  # a CPU has no symmetric memory to get a handle of
+        handle.get_buffer(None, 0, (1,), torch.float32)
+    assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("symm_mem.get_buffer", True)]
+    assert vars(handle)["get_buffer"] is before
+
+
+def test_call_of_a_package_that_sends_without_torch_is_a_gap_with_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepEP and torchcomms install on machines with GPUs only; its class and methods count."""
+
+    class Buffer:
+        def dispatch(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    package = ModuleType("deep_ep")
+    package.Buffer = Buffer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deep_ep", package)
+    with trace() as t:
+        result = Buffer().dispatch(ones())
+    assert result.tolist() == [2.0] * 8
+    (gap,) = t.recording.gaps
+    assert gap.place == "deep_ep.Buffer.dispatch"
+    assert "test_trace_sees_symmetric_memory.py:" in gap.fact

@@ -16,11 +16,10 @@ from shardscope.compile.call_state import (
     StateWalk,
     describe_values,
     list_uncompared,
-    preserved_call_state,
-    preserved_code_state,
     walk_call,
     walk_values,
 )
+from shardscope.compile.preserved_state import preserved_call_state, preserved_code_state
 
 COUNT = 0
 SEEN: list[int] = []
@@ -191,7 +190,7 @@ def test_random_numbers_are_put_back_also_where_the_rest_cannot_be(
 
     x = torch.ones(1)
     state = torch.get_rng_state()
-    monkeypatch.setattr("shardscope.compile.call_state.TensorBackup.put_back", fail)
+    monkeypatch.setattr("shardscope.compile.preserved_state.TensorBackup.put_back", fail)
     with pytest.raises(RuntimeError, match="not this one"), preserved_call_state(len, ([x],), {}):
         torch.manual_seed(99)
     assert torch.equal(torch.get_rng_state(), state)

@@ -9,8 +9,8 @@ import pytest
 
 from shardscope.contract import Contract, Figure, Limit, read_contract, render_contract
 from shardscope.contract.limits import CauseKind
+from shardscope.contract.record import write_contract
 from shardscope.contract.toml_reader import parse_contract
-from shardscope.contract.toml_writer import write_contract
 from shardscope.errors import ContractError, OutputError
 from shardscope.record import CollectiveKind, Phase, Severity
 from shardscope.record.units import describe_size, parse_size, round_size_up, write_size

@@ -94,11 +94,6 @@ class TestEnds:
         empty = {RANKS[name] for name in ("fail_in_thread", "evaluate", "start_another_program")}
         assert recorded == set(range(NUM_RANKS)) - empty
 
-    def test_backwards_count_as_steps_without_an_optimizer(self, ended: RunResult) -> None:
-        facts = [gap.fact for gap in ended.recording.gaps if gap.place == "steps"]
-        assert len(facts) >= 1
-        assert all("each backward is counted as a step" in fact for fact in facts)
-
     def test_no_process_is_left_behind(self, ended: RunResult) -> None:
         assert ended.num_steps == 0  # of the rank with the fewest
         assert [command for command in list_commands() if "7654.3" in command] == []

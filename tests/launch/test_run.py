@@ -73,11 +73,17 @@ def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
     assert len(recording.memory) == 5
 
 
-def test_simulated_records_equal_those_of_real_ranks() -> None:
-    simulated = run_program("portable", num_per_node=4, ranks="all", steps=1)
-    real = run_program("portable", num_per_node=4, real=True, steps=1)
-    assert simulated.failures == real.failures == ()
+@pytest.mark.parametrize(("name", "size"), [("portable", 4), ("portable_ddp", 2)])
+def test_records_without_data_with_data_and_of_real_ranks_are_equal(name: str, size: int) -> None:
+    simulated = run_program(name, num_per_node=size, ranks="all", steps=1)
+    computed = run_program(name, num_per_node=size, data=True, steps=1)
+    real = run_program(name, num_per_node=size, real=True, steps=1)
+    assert simulated.failures == computed.failures == real.failures == ()
+    assert simulated.recording.run.is_simulated
+    assert not computed.recording.run.is_simulated
     assert not real.recording.run.is_simulated
+    assert computed.recording.gaps == ()  # what was read was real
+    assert computed.recording.modules == real.recording.modules
 
     def describe(recording: Recording) -> list[tuple[object, ...]]:
         return [
@@ -90,6 +96,45 @@ def test_simulated_records_equal_those_of_real_ranks() -> None:
         ]  # fmt: skip
 
     assert describe(simulated.recording) == describe(real.recording) != []
+    assert describe(computed.recording) == describe(real.recording)
+
+
+def test_a_program_for_gpus_runs_with_data(capfd: pytest.CaptureFixture[str]) -> None:
+    result = run_program("ddp", "--workers", "1", num_per_node=2, data=True)
+    assert result.failures == ()
+    assert result.num_steps == 2
+    recording = result.recording
+    assert set(recording.run.instruments) == {"audit", "trace"}
+    assert {collective.rank for collective in recording.collectives} == {0, 1}
+    assert {gap.fact.partition(" ")[0] for gap in recording.gaps} == {"autocast()"}
+    lines = [line for line in capfd.readouterr().out.splitlines() if "loss" in line]
+    assert len(lines) == 2
+    assert "loss 1.000" not in lines[0]  # no stand-in
+    assert list(Path().iterdir()) == []
+
+
+FAILS_ON_RANK_1 = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+if dist.get_rank() == 1:
+    raise ValueError("no such shard")
+dist.all_reduce(torch.ones(2, device="cuda"))
+"""
+
+
+def test_only_the_rank_that_failed_first_is_blamed_with_data() -> None:
+    Path("program.py").write_text(FAILS_ON_RANK_1)
+    result = run("program.py", num_per_node=2, data=True)
+    assert result.failures == ("Rank 1 failed: ValueError: no such shard (program.py, line 6).",)
+
+
+def test_only_the_instruments_that_were_asked_for_record() -> None:
+    result = run_program("spawned", num_per_node=2, instruments=("audit",))
+    assert result.failures == ()  # although no step was run
+    assert result.num_steps == 0
+    assert result.recording.run.instruments == ("audit",)
+    assert result.recording.collectives == ()
 
 
 def test_any_rank_of_a_large_cluster_runs() -> None:
@@ -184,6 +229,14 @@ def test_processes_that_the_program_leaves_behind_are_ended() -> None:
         ({"gpu": "v100"}, "The GPU 'v100' is not known. Choose one of h200, h100, a100, b200."),
         ({"steps": 0}, "The number of steps is 0. Give at least 1."),
         ({"real": True, "num_nodes": 2}, "need a torchrun on each of them"),
+        ({"data": True, "num_nodes": 4}, "With --data all 32 ranks would run at once on this"),
+        ({"data": True, "real": True}, "--data and --real were both given."),
+        ({"instruments": ("time",)}, "The instruments are 'time'. Choose some of audit, explain"),
+        ({"instruments": ()}, "The instruments are none. Choose some of"),
+        (
+            {"data": True, "num_nodes": 1, "instruments": ("memory",)},
+            "The memory of a GPU is estimated without data only",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], sentence: str) -> None:

@@ -13,12 +13,13 @@ from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.passes import schedule_check as order_module
-from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
-from shardscope.parallel.passes.schedule_check import (
+from shardscope.parallel.passes import schedule as order_module
+from shardscope.parallel.passes.schedule import (
+    ScheduledCollective,
     check_order,
     compare_ranks,
     group_ranks_by_shapes,
+    trace_collectives,
 )
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.sharding_rules import registry

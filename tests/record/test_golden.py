@@ -37,6 +37,7 @@ from shardscope.record import (
     Sharding,
     Source,
     SpanBegin,
+    SpmdCall,
     StageTime,
     Stop,
     Verdict,
@@ -168,12 +169,25 @@ def make_second() -> Recording:
     """What the file of schema 2 holds: figures, zeros among them, and what was not recorded."""
     first = make_first()
     root, layer = first.modules
-    sized = replace(layer.parameters[0], name="bias", global_bytes=1024, local_bytes=0)
+    sized = replace(
+        layer.parameters[0], name="bias", global_bytes=1024, local_bytes=0, is_annotated=True
+    )
     marks = (
-        Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",), num_parameters=0),
+        Mark(
+            kind=MarkKind.FULLY_SHARD,
+            axes=("dp",),
+            num_parameters=0,
+            options=("gradient_divide_factor=1.0",),
+        ),
         Mark(kind=MarkKind.COMPILED),
     )
-    calls = (replace(first.collectives[0], start_ns=0), *first.collectives[1:])
+    typed = SpmdCall(
+        function="redistribute", axis="tp", before="P", after="S(0)", backward_of="all_gather"
+    )
+    calls = (
+        replace(first.collectives[0], start_ns=0, cause=typed),
+        *first.collectives[1:],
+    )
     ops = (
         OpCoverage(op="aten.mm.default", schema="mm", verdict=Verdict.SHARDED, flops=0),
         OpCoverage(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -42,20 +39,6 @@ NEEDED = (next_sequence_number, current_node, current_graph_task)
 def is_in_backward() -> bool:
     """Whether the engine is executing a graph on this thread."""
     return bool(current_graph_task() != NO_GRAPH_TASK)
-
-
-@contextmanager
-def watched_backwards(on_end: Callable[[], None]) -> Iterator[None]:
-    """Call `on_end` after each backward that the program runs, until the context ends."""
-    run = torch.autograd.backward
-
-    @functools.wraps(run)
-    def run_and_report(*args: Any, **kwargs: Any) -> None:
-        run(*args, **kwargs)
-        on_end()
-
-    with patch.object(torch.autograd, "backward", run_and_report):
-        yield
 
 
 def node_origin(node: Any) -> torch.Tensor | int:

@@ -1,4 +1,4 @@
-"""Symbolic sizes of torch.export programs, and pytrees as flat lists of leaves with paths."""
+"""Symbolic sizes of torch.export programs, and tracing of ops on them as export does."""
 
 from __future__ import annotations
 
@@ -13,28 +13,11 @@ from shardscope._torch.dispatch import detect_fake_mode
 from shardscope._torch.fake import FakeTensorMode
 from shardscope._torch.private import find_name
 
-flatten = find_name("torch.utils._pytree.tree_flatten", "list the inputs of a program")
-leaves_with_path = find_name(
-    "torch.utils._pytree.tree_leaves_with_path", "name the inputs and outputs of a program"
-)
-unflatten = find_name(
-    "torch.utils._pytree.tree_unflatten", "restore the structure of a program's inputs and outputs"
-)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """How often `tensor` was written to; None for inference tensors, which do not count it."""
-    return None if tensor.is_inference() else int(tensor._version)
-
-
 enable_python_dispatcher = find_name(
     "torch._dispatch.python.enable_python_dispatcher", "run ops on symbolic sizes"
 )
 ConstantSource = find_name(
     "torch._dynamo.source.ConstantSource", "name the symbolic sizes of shards of a program's inputs"
-)
-tree_flatten_spec = find_name(
-    "torch.fx._pytree.tree_flatten_spec", "accept inputs whose keys are in a different order"
 )
 
 
@@ -64,15 +47,6 @@ def traced(mode: Any, *, has_open_sizes: bool) -> Iterator[None]:
         yield
 
 
-def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
-    """The leaves of `nest` in the order of the spec `tree`; None if its keys differ."""
-    try:
-        leaves: list[Any] = tree_flatten_spec(nest, tree)
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
-        return None
-    return leaves if len(leaves) == len(flatten(nest)[0]) else None
-
-
 def hint_of(size: Any) -> int:
     """The number that export traced a symbolic size with."""
     return int(size.node.hint)
@@ -97,19 +71,3 @@ def divide_size(size: Any, num_ranks: int) -> Any:
 def range_of(size: Any) -> Any:
     """The value range of a symbolic size, as in a program's range constraints."""
     return size.node.shape_env.var_to_range[size.node.expr]
-
-
-def leaf_paths(spec: Any) -> list[tuple[str, ...]] | None:
-    """The path of every leaf of a value with this spec; None if it cannot be built."""
-    try:
-        leaves = leaves_with_path(unflatten(range(spec.num_leaves), spec))
-    except Exception:  # noqa: BLE001 - a user's class is built from numbers here, and may raise
-        return None
-    return [tuple(map(_part, path)) for path, _ in leaves]
-
-
-def _part(key: Any) -> str:
-    for name in ("key", "idx", "name"):
-        if hasattr(key, name):
-            return str(getattr(key, name))
-    return str(key)

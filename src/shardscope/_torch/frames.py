@@ -38,6 +38,8 @@ class Role(IntEnum):
     FSDP1_UNSHARD = auto()
     FSDP1_REDUCE = auto()
     REDUCTION = auto()
+    SPMD_CALL = auto()
+    SPMD_BACKWARD = auto()
 
 
 LOCALS_BY_ROLE: dict[Role, tuple[str, ...]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from shardscope._torch.ddp import REPLICATED
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import every_module, own_parameters, parameter_named
 from shardscope._torch.private import find_class
+from shardscope._torch.spmd_types import types_on_mesh
 from shardscope.record import MarkKind
 
 _MADE_NAMES = ("FSDP", "DDP", "Replicate")
@@ -99,6 +101,20 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
     }
 
 
+def annotated_parameters(model: nn.Module) -> dict[tuple[int, str], dict[str, str]]:
+    """The spmd_types annotations of FSDP2's parameters, by identity of the module and name.
+
+    Each has the types by axis of the mesh of the sharded parameter. torch 2.13 does not keep them.
+    """
+    return {
+        (id(module), name): types_on_mesh(param.sharded_param, param._spmd_init_local_type)
+        for group in param_groups_within(model)
+        for param in group.fsdp_params
+        if getattr(param, "is_spmd_types", False)
+        for module, name in param_locations(param)
+    }
+
+
 def param_locations(param: Any) -> list[tuple[nn.Module, str]]:
     """The module and name of an FSDP2 parameter, then those of parameters tied to it."""
     info = param._module_info
@@ -170,6 +186,7 @@ class FsdpGroup:
     ties: tuple[ParamLocation, ...]
     axes: tuple[str, ...]
     policy: str
+    options: tuple[str, ...] = ()  # that differ from torch's default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +214,7 @@ def fsdp_groups(model: nn.Module) -> Iterator[FsdpGroup]:
             ties=tuple(tie for _, *ties in locations for tie in ties),
             axes=_axes_of(group.mesh_info),
             policy=_reshard_policy(group) if is_sharding else "",
+            options=tuple(_read_options(group)),
         )
     for handle in _flat_handles(model):
         flat = handle.flat_param
@@ -209,6 +227,85 @@ def fsdp_groups(model: nn.Module) -> Iterator[FsdpGroup]:
             axes=(),
             policy=handle._sharding_strategy.name.lower(),
         )
+
+
+# By attribute of a group: the option that sets it, and torch's default.
+_OPTIONS: dict[str, tuple[str, object]] = {
+    "reshard_after_backward": ("reshard_after_backward", True),
+    "gradient_divide_factor": ("gradient_divide_factor", None),
+    "reduce_scatter_unused_params": ("reduce_scatter_unused_params", False),
+    "reduce_scatter_max_input_buffers": ("reduce_scatter_max_input_buffers", 1),
+    "force_sum_reduction_for_comms": ("force_sum_reduction_for_comms", False),
+    "unshard_in_backward": ("unshard_in_backward", True),
+}
+_COMMS = {
+    "SymmMem": "symm_mem_for_comm=NCCL",
+    "ProcessGroupAlloc": "allocate_memory_from_process_group_for_comm=True",
+}
+
+
+def _read_options(group: Any) -> Iterator[str]:
+    """The options of a group that differ from torch's default; older torch has fewer of them."""
+    for attribute, (option, default) in _OPTIONS.items():
+        value = getattr(group, attribute, default)
+        if value != default:
+            yield f"{option}={value}"
+    if not group.reduce_grads:
+        yield "requires_gradient_sync=False"
+    elif not group.all_reduce_grads:
+        yield "requires_all_reduce=False"
+    yield from _read_comms(group)
+    hook = getattr(group, "_all_reduce_hook", None)
+    if hook is not None:
+        yield f"all_reduce_hook={getattr(hook, '__qualname__', type(hook).__name__)}"
+    if group.fsdp_params:
+        yield from _read_policies(group.fsdp_params)
+    dims = getattr(group.mesh_info, "dp_mesh_dims", None)
+    if dims is not None:
+        yield f"dp_mesh_dims=shard {dims.shard}, replicate {dims.replicate}"
+
+
+def _read_comms(group: Any) -> Iterator[str]:
+    options: dict[str, None] = {}
+    for kind in ("all_gather", "reduce_scatter"):
+        name = type(getattr(group, f"_{kind}_comm", None)).__name__
+        own = [option for prefix, option in _COMMS.items() if name.startswith(prefix)]
+        if not name.startswith(("Default", "NoneType")):
+            options[own[0] if own else f"custom_{kind}={name}"] = None
+    yield from options
+
+
+def _read_policies(params: Sequence[Any]) -> Iterator[str]:
+    policy = params[0].mp_policy
+    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+        dtype = getattr(policy, name)
+        if dtype is not None:
+            yield f"{name}={str(dtype).removeprefix('torch.')}"
+    if not policy.cast_forward_inputs:
+        yield "cast_forward_inputs=False"
+    if params[0].offload_to_cpu:
+        yield f"offload_policy=CPUOffloadPolicy(pin_memory={params[0].pin_memory})"
+    dims = Counter(param.fsdp_placement.dim for param in params)
+    yield from (
+        f"shard_placement_fn=Shard({dim}) for {number} of {len(params)}"
+        for dim, number in sorted(dims.items())
+        if dim != 0
+    )
+
+
+def shared_across_groups(model: nn.Module) -> list[list[ParamLocation]]:
+    """Parameters that were shared by modules of several FSDP2 groups; [] in torch before 2.13.
+
+    Each is a list of its modules and names, one for each group. torch refuses them when the model
+    is first called.
+    """
+    locations: dict[int, list[ParamLocation]] = {}
+    for group in param_groups_within(model):
+        for param in group.fsdp_params:
+            uid = getattr(param, "_orig_param_uid", None)
+            if uid is not None:
+                locations.setdefault(uid, []).append(param_locations(param)[0])
+    return [shared for shared in locations.values() if len(shared) > 1]
 
 
 def modules_under_fsdp(model: nn.Module) -> Iterator[tuple[nn.Module, MarkKind]]:

@@ -7,8 +7,9 @@ original method, so that graphs and guards are the same with and without the pat
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any, Protocol
@@ -36,6 +37,9 @@ class ModuleWatcher(Protocol):
         """The innermost call on this thread, of `module`, has ended, perhaps by an exception."""
 
 
+CallReplacement = Callable[[nn.Module, Callable[..., Any], Any, dict[str, Any]], Any]
+"""Called with a module, the function that runs its call, args and kwargs; returns the result."""
+
 _torchs_own = nn.Module.__call__
 _calls_impl = hasattr(nn.Module, "_call_impl") and hasattr(nn.Module, "_compiled_call_impl")
 _unwrapped = _torchs_own  # or the method that another tool had installed before us
@@ -43,6 +47,8 @@ _outer_wrapper: Any = None  # the method that another tool installed over ours; 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _watchers: tuple[ModuleWatcher, ...] = ()
 _lock = threading.RLock()
+_replacement: CallReplacement | None = None
+_depth = threading.local()
 
 
 def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +63,8 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             watcher.enter(module)
         watchers += added
     try:
+        if _replacement is not None and not getattr(_depth, "value", 0):
+            return _replace_call(_replacement, module, args, kwargs)
         if _unwrapped is not _torchs_own or not _calls_impl:
             return _unwrapped(module, *args, **kwargs)
         # The same as torch's method; calling that would take deep models past the recursion limit.
@@ -70,6 +78,22 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 CALL_CODE: CodeType = _watched_call.__code__
 """The code object of every watched module call, by which stack frames are recognised."""
+
+
+def _replace_call(
+    replacement: CallReplacement, module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    _depth.value = 1
+    try:
+        return replacement(module, functools.partial(_unwrapped, module), args, kwargs)
+    finally:
+        _depth.value = 0
+
+
+def replace_outermost_calls(replacement: CallReplacement | None) -> None:
+    """Let `replacement` run the calls of watched modules that no other module makes; None: end."""
+    global _replacement
+    _replacement = replacement
 
 
 @contextmanager

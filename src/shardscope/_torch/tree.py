@@ -2,8 +2,9 @@
 
 `leaves` and `map_leaves` know lists, tuples, dicts and slices, and cost less than a microsecond
 for the arguments of an op: torch's pytrees take ten times as long, too long for what runs at every
-op. Use torch's (`pytree_leaves`, `pytree_map`) where containers may be classes that a user
-registered there, and `attribution.tensors` for the arguments and results of a model.
+op. Use torch's (`pytree_leaves`, `pytree_map`, `flatten`, `unflatten`) where containers may be
+classes that a user registered there, or where their structure has to be restored, and
+`attribution.tensors` for the arguments and results of a model.
 """
 
 from __future__ import annotations
@@ -22,10 +23,26 @@ pytree_leaves = find_name(
 )
 """`pytree_leaves(tree)`: the leaves of nested containers, as a list."""
 
+pytree_flatten = find_name(
+    "torch.utils._pytree.tree_flatten", "compare the arguments and results of module calls"
+)
+"""`pytree_flatten(tree)`: the leaves, and a structure whose `unflatten(leaves)` restores it."""
+
 pytree_map = find_name(
     "torch.utils._pytree.tree_map", "replace the arguments of an op by replicated tensors"
 )
 """`pytree_map(function, tree)`: the same containers with `function(leaf)` for each leaf."""
+
+flatten = find_name("torch.utils._pytree.tree_flatten", "list the inputs of a program")
+leaves_with_path = find_name(
+    "torch.utils._pytree.tree_leaves_with_path", "name the inputs and outputs of a program"
+)
+unflatten = find_name(
+    "torch.utils._pytree.tree_unflatten", "restore the structure of a program's inputs and outputs"
+)
+tree_flatten_spec = find_name(
+    "torch.fx._pytree.tree_flatten_spec", "accept inputs whose keys are in a different order"
+)
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -71,3 +88,28 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 def map_tensor_leaves(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """The same nested containers with `function(tensor)` in place of each tensor."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
+    """The leaves of `nest` in the order of the spec `tree`; None if its keys differ."""
+    try:
+        in_order: list[Any] = tree_flatten_spec(nest, tree)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+        return None
+    return in_order if len(in_order) == len(flatten(nest)[0]) else None
+
+
+def leaf_paths(spec: Any) -> list[tuple[str, ...]] | None:
+    """The path of every leaf of a value with this spec; None if it cannot be built."""
+    try:
+        numbered = leaves_with_path(unflatten(range(spec.num_leaves), spec))
+    except Exception:  # noqa: BLE001 - a user's class is built from numbers here, and may raise
+        return None
+    return [tuple(map(_part, path)) for path, _ in numbered]
+
+
+def _part(key: Any) -> str:
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import torch
 
+from shardscope._torch import spmd_types
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.frames import COMPILED_MODULES, LOCALS_BY_ROLE, Role, find_roles
 from shardscope.record import Source, replace_surrogates
@@ -54,6 +55,7 @@ _ROLE_KINDS = {
 }
 
 _REDUCTION, _ENGINE, _RECOMPUTE = Role.REDUCTION, Role.ENGINE, Role.RECOMPUTE
+_SPMD = (Role.SPMD_CALL, Role.SPMD_BACKWARD)
 
 _NOTHING: dict[Role, tuple[Any, ...]] = {}
 
@@ -150,12 +152,25 @@ def _read_cause(
             stack.graph = frame.f_code
     elif role == _REDUCTION:
         stack.reduction = frame.f_locals["op"]
+    elif role in _SPMD:
+        if user is None:
+            _read_spmd_types(stack, role, frame)
     elif role is not None and role not in stack.frame_locals:
         frame_locals = frame.f_locals
         values = tuple([frame_locals[name] for name in LOCALS_BY_ROLE[role]])
         if stack.frame_locals is _NOTHING:
             stack.frame_locals = {}
         stack.frame_locals[role] = values
+
+
+def _read_spmd_types(stack: Stack, role: Role, frame: FrameType) -> None:
+    """Store the call of spmd_types: the outermost, as redistribute() calls all_gather()."""
+    values: tuple[str, ...] | None = (spmd_types.name_forward(frame.f_code),)
+    if role is Role.SPMD_CALL:
+        types = spmd_types.read_types(frame.f_locals["src"], frame.f_locals["dst"])
+        values = None if types is None else (frame.f_code.co_name, *types)
+    if values is not None:
+        stack.frame_locals = {**stack.frame_locals, role: values}
 
 
 def find_backward_caller(stack: Stack) -> None:
@@ -197,14 +212,22 @@ def _classify_frame(frame: FrameType) -> tuple[int, Role | None, CodeType]:
         kind = _ROLE_KINDS.get(role, _CAUSE)
     elif code.co_name in _DISPATCH_METHODS:
         kind = _OTHER
-    elif str(frame.f_globals.get("__name__")).startswith(COMPILED_MODULES):
+    elif (module := str(frame.f_globals.get("__name__"))).startswith(COMPILED_MODULES):
         kind = _GRAPH
+    elif module.partition(".")[0] == spmd_types.PACKAGE:
+        kind, role = _classify_spmd_types(code)
     elif code.co_filename.startswith(_OURS):
         kind = _OWN_KINDS.get(frame.f_globals.get("__frames__", ""), _OTHER)
     else:
         kind = _classify_file(code.co_filename)
     _frame_kinds[id(code)] = entry = (kind, role, code)
     return entry
+
+
+def _classify_spmd_types(code: CodeType) -> tuple[int, Role | None]:
+    if spmd_types.is_frame_of_call(code):
+        return _CAUSE, Role.SPMD_CALL
+    return (_CAUSE, Role.SPMD_BACKWARD) if spmd_types.is_frame_of_backward(code) else (_OTHER, None)
 
 
 def _classify_file(filename: str) -> int:

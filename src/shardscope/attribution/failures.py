@@ -1,4 +1,4 @@
-"""Explain an exception of the user's program: one line, its place, and a remedy."""
+"""Explains an exception of the user's program: a message, the source line, and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _SHAPE_ERROR = "DynamicOutputShapeException"
 _DATA_WORDS = re.compile(
     r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
     r"|its data is not allocated yet"  # C++ that reads a fake tensor
-    r"|Can't pickle local object 'WeakValueDictionary"  # torch.save() of a fake tensor
 )
 _NO_DATA = (
     "The simulation runs on tensors without data: remove .item() and whatever else reads values, "
@@ -37,6 +36,30 @@ _NO_KERNEL = (
     "The op has no kernel for tensors without data: register one with "
     "torch.library.register_fake, or run again with --data."
 )
+_OWN_KERNELS = (
+    "Kernels of its own do not run in a simulation: switch them off by an option of the program, "
+    "or call them by ops with fake implementations (torch.library.register_fake)."
+)
+_NO_TRITON = (
+    "Install it (pip install triton): it needs no GPU to be imported, and its kernels are skipped "
+    "in a simulation."
+)
+_NO_PICKLE = (
+    "Tensors without data cannot be pickled: leave out what copies them to other processes or "
+    "files."
+)
+# Packages whose kernels need a GPU, and what they say where there is none.
+_KERNEL_PACKAGES = (
+    "apex", "bitsandbytes", "causal_conv1d", "cupy", "deep_ep", "deep_gemm", "fbgemm_gpu",
+    "flash_attn", "flash_attn_interface", "flashinfer", "mamba_ssm", "pynvml",
+    "transformer_engine", "xformers",
+)  # fmt: skip
+_DRIVER_WORDS = re.compile(
+    r"0 active drivers|lib(cuda|cudart|nccl|nvidia\S*|cublas\w*|cudnn\w*)\.so|NVML|CUDA_HOME"
+)
+_EXTENSIONS = os.path.join("torch", "utils", "cpp_extension.py")
+_NO_FAKE = "no fake impl"
+_PICKLE_WORDS = re.compile(r"(?i)can(no|')t pickle (local object|'weakref)")
 # What torch says to a program that uses CUDA on a machine without it.
 _CUDA_WORDS = re.compile(
     r"not compiled with CUDA enabled|no NVIDIA driver|has no attribute '_cuda_\w+'"
@@ -60,6 +83,8 @@ _WRAPPERS = (
 )
 _USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')  # in a message of torch.compile's
 
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours and weights
+
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
@@ -69,7 +94,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 def describe_failure(error: BaseException) -> str:
     """An exception of the user's program in one line, with the user's innermost source line."""
     place = find_line(error) or _find_user_code(error)
-    message = _summarize(_unwrap(error))
+    shown = _unwrap(error)
+    message, cause = _summarize(shown), _find_cause(shown)
+    if cause is not None and _read(cause) not in _read(shown):
+        message += f", because of {_summarize(cause)}"
     return message if place is None else f"{message} ({place[0]}, line {place[1]})"
 
 
@@ -79,6 +107,9 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
         message, kind = _read(link), type(link).__name__
         if not has_data and kind == _SHAPE_ERROR:
             return _NO_SHAPE
+        remedy = "" if has_data else _suggest_for_kernels(link, message)
+        if remedy:
+            return remedy
         if not has_data and (kind in _DATA_ERRORS or _DATA_WORDS.search(message)):
             return _NO_DATA
         if not has_data and kind == "UnsupportedOperatorException":
@@ -94,14 +125,38 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
     return ""
 
 
+def _suggest_for_kernels(error: BaseException, message: str) -> str:
+    """A remedy for code that would run on the GPU, or moves what is there, and is not torch's."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package in ("triton", *_KERNEL_PACKAGES):
+        return _NO_TRITON if package == "triton" else _OWN_KERNELS
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.filename.endswith(_EXTENSIONS) for frame in frames):
+        return _OWN_KERNELS
+    if _NO_FAKE in message:
+        return _NO_KERNEL
+    if _PICKLE_WORDS.search(message):
+        return _NO_PICKLE
+    return _OWN_KERNELS if _DRIVER_WORDS.search(message) else ""
+
+
 def _unwrap(error: BaseException) -> BaseException:
     """The exception behind a wrapper of torch.compile that does not repeat its message."""
     names = ((link, type(link).__name__) for link in _chain(error))
     return next((link for link, name in names if not name.startswith(_WRAPPERS)), error)
 
 
+def _find_cause(error: BaseException) -> BaseException | None:
+    """The exception at the end of the chain of `raise … from`; None if there is no chain."""
+    causes = [error]
+    while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:
+        causes.append(causes[-1].__cause__)
+    return causes[-1] if len(causes) > 1 else None
+
+
 def _summarize(error: BaseException) -> str:
-    lines = list(filter(None, map(str.strip, _read(error).splitlines())))
+    message = _TERMINAL_CODES.sub("", _read(error))
+    lines = list(filter(None, map(str.strip, message.splitlines())))
     kind = type(error).__name__
     if not lines:
         return kind

@@ -94,7 +94,7 @@ _UNTRACKED = -2
 
 
 @final
-class _Marks:
+class _NodeCreators:
     """The modules that created the autograd nodes of one thread.
 
     Nodes with sequence numbers from `starts[i]` on were created by module `owners[i]`.
@@ -108,7 +108,7 @@ class _Marks:
         self.starts = array("q", [-1])
         self.owners = array("q", [NO_MODULE if is_new else _UNTRACKED])
 
-    def mark(self, owner: int) -> None:
+    def add(self, owner: int) -> None:
         self.starts.append(next_sequence_number())
         self.owners.append(owner)
 
@@ -118,10 +118,10 @@ class _Marks:
 
 
 class _Thread(threading.local):
-    def __init__(self, register: list[_Marks], old_threads: set[int]) -> None:
+    def __init__(self, register: list[_NodeCreators], old_threads: set[int]) -> None:
         identity = threading.get_ident()
-        self.marks = _Marks(identity, is_new=identity not in old_threads)
-        register.append(self.marks)
+        self.creators = _NodeCreators(identity, is_new=identity not in old_threads)
+        register.append(self.creators)
 
 
 @final
@@ -130,7 +130,7 @@ class ModuleCalls:
 
     __slots__ = (
         "_buckets",
-        "_marks",
+        "_creators",
         "_names",
         "_old_threads",
         "_report_gap",
@@ -147,42 +147,42 @@ class ModuleCalls:
         self._buckets = buckets
         self._report_gap = report_gap
         self.num_forwards: dict[int, int] = {}  # calls that are not made by another module
-        self._marks: list[_Marks] = []
+        self._creators: list[_NodeCreators] = []
         # Threads that may have created nodes before module calls were observed.
         self._old_threads: set[int] = set()
         self._note_old_threads()
-        self._thread = _Thread(self._marks, self._old_threads)
+        self._thread = _Thread(self._creators, self._old_threads)
 
     @contextmanager
     def marking_threads(self) -> Iterator[None]:
         """Until the context ends, nodes that this thread creates outside modules have no owner."""
         self._note_old_threads()
-        marks = self._thread.marks
-        marks.mark(marks.stack[-1])
+        creators = self._thread.creators
+        creators.add(creators.stack[-1])
         try:
             yield
         finally:
-            marks.mark(_UNTRACKED)
+            creators.add(_UNTRACKED)
 
     def _note_old_threads(self) -> None:
         self._old_threads.update(thread.ident or 0 for thread in threading.enumerate())
 
     def enter(self, module: nn.Module) -> None:
         """Note that a call of `module` begins on this thread."""
-        marks = self._thread.marks
+        creators = self._thread.creators
         index = self._unique_index.get(id(module))
         if index is None:
-            index = self._find(module, marks.stack[-1])
-        if marks.stack[-1] == NO_MODULE and index >= 0 and not is_in_backward():
+            index = self._find(module, creators.stack[-1])
+        if creators.stack[-1] == NO_MODULE and index >= 0 and not is_in_backward():
             self.num_forwards[index] = self.num_forwards.get(index, 0) + 1
-        marks.stack.append(index)
+        creators.stack.append(index)
         number = next_sequence_number()
-        starts = marks.starts
+        starts = creators.starts
         if starts[-1] == number:
-            marks.owners[-1] = index
+            creators.owners[-1] = index
         else:
             starts.append(number)
-            marks.owners.append(index)
+            creators.owners.append(index)
 
     def _find(self, module: nn.Module, caller: int) -> int:
         try:
@@ -198,17 +198,17 @@ class ModuleCalls:
         """Note that the innermost call on this thread, of `module`, has ended."""
         if self._names.has_data_parallel:
             self._buckets.exit(module)
-        marks = self._thread.marks
-        stack = marks.stack
+        creators = self._thread.creators
+        stack = creators.stack
         if len(stack) > 1:  # empty for a call that began before module calls were observed
             stack.pop()
         number = next_sequence_number()
-        starts = marks.starts
+        starts = creators.starts
         if starts[-1] == number:
-            marks.owners[-1] = stack[-1]
+            creators.owners[-1] = stack[-1]
         else:
             starts.append(number)
-            marks.owners.append(stack[-1])
+            creators.owners.append(stack[-1])
 
     def recomputing(self) -> int:
         """The module whose autograd node is running: the recomputed module, or its caller."""
@@ -225,7 +225,7 @@ class ModuleCalls:
 
     def running(self) -> int:
         """The innermost module called on this thread."""
-        return self._thread.marks.stack[-1]
+        return self._thread.creators.stack[-1]
 
     def creator_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
         """The module that created the autograd node with this number; None if not observed.
@@ -236,10 +236,10 @@ class ModuleCalls:
         """
         claims: set[int] = set()
         other_creators: set[int] = set()
-        for marks in tuple(self._marks):
-            creator = marks.find(number)
+        for creators in tuple(self._creators):
+            creator = creators.find(number)
             if creator is not None:
-                (claims if marks.thread == thread else other_creators).add(creator)
+                (claims if creators.thread == thread else other_creators).add(creator)
         modules, other_creators = claims - {NO_MODULE}, other_creators - {NO_MODULE}
         if len(modules) == 1:
             return modules.pop()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol, final
 
 import torch
+import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -22,10 +28,79 @@ from shardscope._torch.mesh import (
     root_mesh,
 )
 from shardscope._torch.modules import own_parameters
+from shardscope._torch.private import missing_names, warn_if_untested
+from shardscope._torch.spmd_types import AxisType, read_annotation
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.record import Axis, Gap, Module, Parameter, RankSpan, Recording
+from shardscope.record import (
+    Axis,
+    Gap,
+    Module,
+    Parameter,
+    RankSpan,
+    Recording,
+    RunInfo,
+    replace_surrogates,
+)
+from shardscope.version import __version__
 from shardscope.world import current_world
+
+_FAKE_BACKEND = "fake"
+_DEVICES = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu", "xccl": "xpu"}  # by backend
+
+
+def read_identity() -> tuple[int, int]:
+    """This process's rank and world size; before initialization, from the environment."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+        return int(rank), int(size)
+    return 0, 1
+
+
+def is_simulated() -> bool:
+    """Whether no other rank exists: the world is simulated, or torch's fake backend is used."""
+    return current_world() is not None or (
+        dist.is_initialized() and str(dist.get_backend()) == _FAKE_BACKEND
+    )
+
+
+def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrument: str) -> RunInfo:
+    """The record of the run that this process is a rank of.
+
+    Every instrument calls this, so the warning about an untested torch version is given here.
+    """
+    warn_if_untested()
+    return RunInfo(
+        torch_version=str(torch.__version__),
+        shardscope_version=__version__,
+        world_size=world_size,
+        ranks=(RankSpan(rank),),
+        axes=axes,
+        is_simulated=is_simulated(),
+        command=_describe_command(),
+        instruments=(instrument,),
+        device_type=_find_device_type(),
+    )
+
+
+def _find_device_type() -> str | None:
+    """The device type of the simulated world, or the one that the backend of the group implies."""
+    world = current_world()
+    if world is not None:
+        return world.device_type
+    return _DEVICES.get(str(dist.get_backend())) if dist.is_initialized() else None
+
+
+def find_torch_gaps(rank: int | None = None) -> tuple[Gap, ...]:
+    """A gap for each private torch name that this torch version lacks."""
+    return tuple(Gap(place="torch", fact=fact, rank=rank) for fact in missing_names())
+
+
+def _describe_command() -> str:
+    if not sys.argv or not sys.argv[0]:
+        return ""
+    return replace_surrogates(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 class Reporter(Protocol):
@@ -97,6 +172,40 @@ def _describe_parameters(
 
 def describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
     """The record of a parameter or buffer, without the fields that only `audit` fills."""
+    types = read_annotation(parameter)
+    if types:
+        return _describe_annotated(_describe_tensor(name, parameter), types)
+    return _describe_tensor(name, parameter)
+
+
+def add_types(record: Parameter, types: Mapping[str, str]) -> Parameter:
+    """Add the types that a parameter had along the axes of its mesh before FSDP sharded it."""
+    placed = zip(record.axes, record.placements, strict=True)
+    placements = tuple(
+        "Invariant" if (types.get(axis), placement) == ("I", "Replicate") else placement
+        for axis, placement in placed
+    )
+    return replace(record, placements=placements, is_annotated=True)
+
+
+def _describe_annotated(record: Parameter, types: tuple[AxisType, ...]) -> Parameter:
+    """The record of a plain tensor with its global shape, all shards being of the same size."""
+    shape = list(record.shape)
+    for axis_type in types:
+        if axis_type.dim is not None:
+            shape[axis_type.dim] *= axis_type.size
+    num_parts = math.prod(axis_type.size for axis_type in types if axis_type.dim is not None)
+    return replace(
+        record,
+        shape=tuple(shape),
+        placements=tuple(axis_type.name for axis_type in types),
+        axes=tuple(axis_type.axis for axis_type in types),
+        global_bytes=(record.local_bytes or 0) * num_parts,
+        is_annotated=True,
+    )
+
+
+def _describe_tensor(name: str, parameter: torch.Tensor) -> Parameter:
     placed = parameter if isinstance(parameter, DTensor) else None
     local, itemsize = local_shape(parameter), parameter.dtype.itemsize
     return Parameter(

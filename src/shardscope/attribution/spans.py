@@ -126,7 +126,7 @@ class TimedSpan(Protocol):
 
 
 @final
-class Mark:
+class DeviceStart:
     """The start of a span: an event on a stream of a device."""
 
     __slots__ = ("device", "event", "stream")
@@ -144,10 +144,10 @@ class Mark:
 
 @final
 class _PendingInterval:
-    __slots__ = ("end", "host_ns", "mark", "span")
+    __slots__ = ("end", "host_ns", "span", "start")
 
-    def __init__(self, mark: Mark, end: Event, host_ns: int, span: TimedSpan) -> None:
-        self.mark = mark
+    def __init__(self, start: DeviceStart, end: Event, host_ns: int, span: TimedSpan) -> None:
+        self.start = start
         self.end = end
         self.host_ns = host_ns  # host time when the end event was recorded
         self.span = span
@@ -190,7 +190,7 @@ class DeviceClock:
         self._anchors: dict[str, _Anchor] = {}
         self._lock = threading.RLock()  # a signal handler may interrupt `settle`
 
-    def begin(self, device: str | None = None) -> Mark | None:
+    def begin(self, device: str | None = None) -> DeviceStart | None:
         """Start a span on the current stream; None if it cannot be timed."""
         try:
             current = self._device.current_stream(device)
@@ -203,20 +203,20 @@ class DeviceClock:
             event = self._put_event(name, stream)
             if name not in self._anchors:
                 self._anchors.setdefault(name, _Anchor(event, time.perf_counter_ns()))
-            return Mark(name, stream, event)
+            return DeviceStart(name, stream, event)
         except RuntimeError:  # the device failed; the user's own next call raises it
             self.num_lost += 1
             return None
 
-    def end(self, mark: Mark, span: TimedSpan) -> None:
+    def end(self, start: DeviceStart, span: TimedSpan) -> None:
         """End a span on the stream it began on; `settle` passes the times to `span` later."""
         try:
             host_ns = time.perf_counter_ns()
-            event = self._put_event(mark.device, mark.stream)
+            event = self._put_event(start.device, start.stream)
         except RuntimeError:
             self.num_lost += 1
             return
-        self._waiting.append(_PendingInterval(mark, event, host_ns, span))
+        self._waiting.append(_PendingInterval(start, event, host_ns, span))
         if len(self._waiting) % _QUERY_EVERY == 0:
             self.settle()
 
@@ -230,7 +230,7 @@ class DeviceClock:
             # Measure all before passing any on: a later interval may improve the clock offset.
             for interval, times in measured:
                 if times is not None:
-                    anchor = self._anchors[interval.mark.device]
+                    anchor = self._anchors[interval.start.device]
                     device_ns, duration_ns = times
                     interval.span.settle(anchor.to_host(device_ns) - duration_ns, duration_ns)
                 self._free_events(interval)
@@ -246,9 +246,9 @@ class DeviceClock:
         for _ in range(len(self._waiting)):
             interval = self._waiting.popleft()
             # A stream runs in order: behind an unfinished interval, none needs a query.
-            is_done = interval.mark.queue not in busy and _has_ended(interval)
+            is_done = interval.start.queue not in busy and _has_ended(interval)
             if not is_done:
-                busy.add(interval.mark.queue)
+                busy.add(interval.start.queue)
             (done if is_done else pending).append(interval)
         self._waiting.extendleft(reversed(pending))
         return done
@@ -256,8 +256,8 @@ class DeviceClock:
     def _measure(self, interval: _PendingInterval) -> tuple[int, int] | None:
         """The end on the device's clock and the duration, in ns; None if the device failed."""
         try:
-            duration_ns = int(interval.mark.event.elapsed_time(interval.end) * 1e6)
-            return self._anchors[interval.mark.device].end_ns(interval), max(0, duration_ns)
+            duration_ns = int(interval.start.event.elapsed_time(interval.end) * 1e6)
+            return self._anchors[interval.start.device].end_ns(interval), max(0, duration_ns)
         except RuntimeError:
             self.num_lost += 1
             return None
@@ -271,8 +271,8 @@ class DeviceClock:
         return event
 
     def _free_events(self, interval: _PendingInterval) -> None:
-        free, anchor = self._free[interval.mark.device], self._anchors[interval.mark.device]
-        for event in (interval.mark.event, interval.end):
+        free, anchor = self._free[interval.start.device], self._anchors[interval.start.device]
+        for event in (interval.start.event, interval.end):
             if event is not anchor.event and len(free) < _MAX_FREE:
                 free.append(event)
 

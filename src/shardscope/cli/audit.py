@@ -11,6 +11,7 @@ from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
 from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
     data_option,
     device_option,
@@ -38,10 +39,15 @@ __frames__ = "outermost"  # our callers are not the user's program
     examples=[
         "shardscope audit train.py --mesh dp=8,tp=4",
         "shardscope audit train.py --mesh tp=8 --no-step --no-fold",
+        "shardscope audit --nnodes 16 -- pretrain.py",
     ],
     fails_if=FINDINGS_FAIL,
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options(
+    "num_nodes", "num_per_node", "ranks", target_only=("mesh", "rank", "device", "no_step")
+)
 @mesh_option
 @rank_option
 @data_option
@@ -55,6 +61,7 @@ __frames__ = "outermost"  # our callers are not the user's program
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
     mesh: str | None,
     rank: int,
     data: bool,
@@ -69,7 +76,21 @@ def command(
 
     TARGET is as for trace; it may also define plan, the dict that it passes to parallelize_module.
     A step is run to find ops that mix plain tensors with DTensors.
+
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run. Its model is
+    inspected when it is first called, and no step is run.
     """
+    if program is not None:
+        ctx.exit(
+            program.observe(
+                "audit",
+                lambda recording: [render_summary(recording, is_folded=not no_fold)],
+                output=output,
+                force=force,
+                strict=strict,
+                data=data,
+            )
+        )
     axes = choose_axes(target, mesh, verb="audit")
     destination = Destination(name_target(target), output, rank=rank, force=force)
     audited, failure = _audit(

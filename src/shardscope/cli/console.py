@@ -165,10 +165,10 @@ def print_traceback(error: BaseException) -> None:
         click.echo(sanitize_text(line), err=True)
 
 
-def write_out(pieces: Iterable[bytes]) -> None:
+def write_out(chunks: Iterable[bytes]) -> None:
     """Send bytes to standard output."""
     with writing_out():
-        sys.stdout.buffer.writelines(pieces)
+        sys.stdout.buffer.writelines(chunks)
 
 
 def _open_console() -> Console:

@@ -18,8 +18,10 @@ from shardscope.cli.console import print_line, print_out, show_progress, write_o
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import parse_share
 from shardscope.cli.loading import load_recordings
+from shardscope.cli.program import LaunchedProgram, print_failures, program_options
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb, VerbGroup
+from shardscope.comm.findings import review
 from shardscope.contract import (
     Contract,
     ContractFile,
@@ -33,7 +35,7 @@ from shardscope.contract import (
 )
 from shardscope.contract.record import Grain
 from shardscope.contract.violation_text import list_rows, render_annotations, summarize
-from shardscope.record import check_output, sanitize_text
+from shardscope.record import Recording, check_output, sanitize_text
 from shardscope.record.encoding import encode_json
 from shardscope.record.units import plural
 from shardscope.report.text.problems import describe_checks
@@ -152,9 +154,14 @@ def _render(violation: Violation, file: ContractFile) -> RenderableType:
     examples=[
         "shardscope contract record step.json.gz",
         "shardscope contract record step.json.gz memory.json.gz --by axis --slack 5%",
+        "shardscope contract record --nnodes 16 -- pretrain.py",
     ],
+    takes_program=True,
 )
-@click.argument("files", nargs=-1, required=True, metavar="RECORDING...")
+@click.argument("files", nargs=-1, metavar="RECORDING...")
+@program_options(
+    "num_nodes", "num_per_node", "ranks", "steps", "gpu", target_only=(), target="files"
+)
 @click.option(
     "-o",
     "--output",
@@ -178,17 +185,34 @@ def _render(violation: Violation, file: ContractFile) -> RenderableType:
     help="Allow this percentage or fraction more bytes than recorded, such as 5%; 100% at most.",
 )
 @force_option
-def record_command(files: tuple[str, ...], output: str, by: Grain, slack: str, force: bool) -> None:
+@click.pass_context
+def record_command(
+    ctx: click.Context,
+    files: tuple[str, ...],
+    program: LaunchedProgram | None,
+    output: str,
+    by: Grain,
+    slack: str,
+    force: bool,
+) -> None:
     """Save the figures of RECORDINGs of a program as the limits of its contract.
 
     Counts must stay equal; bytes and memory may shrink. With --force an existing contract is
     updated: its comments, its order and the limits that you added stay.
+
+    Instead of RECORDINGs, a training program may follow --, as it is: see shardscope run.
     """
     share = parse_share(slack, option="--slack", at_most=1)
     check_output(output, force=force)
     previous = read_contract(output) if os.path.isfile(output) else None
+    recordings: Sequence[Recording] = ()
+    if program is not None:
+        result = program.run()
+        if print_failures(result):
+            ctx.exit(2)
+        recordings = [review(result.recording)]
     with show_progress("recording") as report:
-        recordings = load_recordings(files, report)
+        recordings = recordings or load_recordings(files, report)
         report("measuring")
         contract = record_contract(*recordings, by=by, slack=share, previous=previous)
     write_contract(contract, output, force=force)

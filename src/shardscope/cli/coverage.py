@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
+from msgspec.structs import replace
 
 from shardscope.cli.build_model import build_model, choose_device, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, save_file
 from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.program import LaunchedProgram, print_failures, program_options
 from shardscope.cli.shared_options import (
     device_option,
     force_option,
@@ -19,6 +21,7 @@ from shardscope.cli.shared_options import (
 )
 from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
+from shardscope.launch.api import COVERAGE
 from shardscope.record import Level, Recording, check_output
 from shardscope.report.export.csv import render_coverage_csv
 from shardscope.report.text.summary import render_summary
@@ -33,10 +36,13 @@ __frames__ = "outermost"  # our callers are not the user's program
     examples=[
         "shardscope coverage train.py --mesh tp=4",
         "shardscope coverage train.py --level core_aten --csv ops.csv",
+        "shardscope coverage --nproc-per-node 4 -- pretrain.py",
     ],
     fails_if=FINDINGS_FAIL,
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options("num_nodes", "num_per_node", target_only=("mesh", "data", "device"))
 @small_mesh_option
 @click.option(
     "--level",
@@ -56,6 +62,7 @@ __frames__ = "outermost"  # our callers are not the user's program
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
     mesh: str,
     levels: tuple[str, ...],
     data: bool,
@@ -70,16 +77,34 @@ def command(
     TARGET is a file (train.py) or a module (package.train) that defines model() and
     batch(model). If it defines parallelize(model, mesh), each op is tested at the placements
     that it has there; otherwise with each dim of each input sharded in turn.
+
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run. The ops of
+    its model are tested on the inputs of its first training call, as the program has sharded it.
     """
     axes = parse_mesh(mesh)
-    destination = Destination(name_target(target), output, force=force)
+    name = name_target(target) if program is None else program.name
+    destination = Destination(name, output, force=force)
     if csv_output is not None:
         check_output(csv_output, force=force)
-    recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data, device=device)
+    chosen = levels or tuple(Level)
+    failed = 0
+    if program is None:
+        recording = _cover(target, axes, levels=chosen, has_data=data, device=device)
+    else:
+        result = program.run(instruments=(COVERAGE,))
+        failed = print_failures(result)
+        if not result.has_recording:
+            ctx.exit(failed)
+        recording = _choose_levels(result.recording, chosen)
     destination.finish(recording, render_summary(recording))
     if csv_output is not None:
         save_file([render_coverage_csv(recording)], csv_output, force=force)
-    ctx.exit(exit_code(recording, is_strict=strict))
+    ctx.exit(failed or exit_code(recording, is_strict=strict))
+
+
+def _choose_levels(recording: Recording, levels: Sequence[str]) -> Recording:
+    coverage = tuple(table for table in recording.coverage if table.level in levels)
+    return replace(recording, coverage=coverage)
 
 
 def _cover(

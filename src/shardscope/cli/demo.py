@@ -23,7 +23,7 @@ from shardscope.cli.trace import trace_step
 from shardscope.cli.verb import Verb
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
 
 

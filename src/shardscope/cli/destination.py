@@ -24,9 +24,9 @@ from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
 
 FILES_HELP = """\
-A command that runs a program (demo, trace, audit, visualize, memory, coverage, parallelize, parity,
-explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where NAME is
-the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
+A command that runs a program (demo, run, trace, audit, visualize, memory, coverage, parallelize,
+parity, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where
+NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
 (NAME-2). report and export save a file next to the recording, contract record saves
 shardscope.toml. show, tui, diff and contract check save nothing.
 
@@ -90,10 +90,10 @@ class Destination:
         raise AssertionError("there is always another name")
 
 
-def save_file(pieces: bytes | Iterable[bytes], path: str, *, force: bool) -> None:
+def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> None:
     """Write a file other than a recording and name it."""
     with show_progress(f"writing {path}"):
-        write_file(pieces, path, force=force)
+        write_file(chunks, path, force=force)
     print_saved(path)
 
 

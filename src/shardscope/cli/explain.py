@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import torch
+from rich.console import RenderableType
 from torch import nn
 
 from shardscope._torch.dynamo_caches import quiet_compiler
@@ -19,15 +20,17 @@ from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first, is_launched
 from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import force_option, mesh_option, output_option, strict_option
 from shardscope.cli.target import Program, isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb, suggest
 from shardscope.compile.explain.explain import explaining, run_as_it_is
 from shardscope.errors import TargetError
+from shardscope.launch.api import COMPILE
 from shardscope.record import Recording
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -48,10 +51,13 @@ class _Run:
     examples=[
         "shardscope explain train.py",
         "shardscope explain train.py --backend inductor --steps 3 --guards --times",
+        "shardscope explain --steps 2 -- pretrain.py",
     ],
     fails_if=FINDINGS_FAIL,
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options("num_nodes", "num_per_node", "ranks", target_only=("mesh", "backend", "guards"))
 @mesh_option
 @click.option(
     "--backend",
@@ -75,6 +81,7 @@ class _Run:
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
     mesh: str | None,
     backend: str | None,
     steps: int,
@@ -90,7 +97,17 @@ def command(
     and optionally step(model, batch). A model that TARGET does not compile itself is compiled
     here. With --mesh, parallelize(model, mesh) shards it first, in a simulated world. Started by
     torchrun it runs on real ranks; `shardscope show` of all their recordings compares the graphs.
+
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run. If it
+    compiles nothing, its model is compiled on the inputs of its first call.
     """
+    if program is not None:
+
+        def render(recording: Recording) -> list[RenderableType]:
+            details = render_stage_times(recording) if times else ()
+            return [render_summary(recording), *details]
+
+        ctx.exit(program.observe(COMPILE, render, output=output, force=force, strict=strict))
     axes = None if mesh is None else parse_mesh(mesh)
     _check_backend(backend)
     destination = Destination(name_target(target), output, force=force)

@@ -23,7 +23,7 @@ from shardscope.record.units import plural
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
-from shardscope.report.export.perfetto import render_perfetto_pieces
+from shardscope.report.export.perfetto import render_perfetto_chunks
 from shardscope.report.export.tensorboard import render_tensorboard
 
 
@@ -154,8 +154,8 @@ def _choose_renderer(
     form: str, *, table: str | None, step: int | None
 ) -> Callable[[Recording], Iterator[bytes]]:
     renderers: dict[str, Callable[[Recording], Iterator[bytes]]] = {
-        "perfetto": render_perfetto_pieces,
-        "chrome": render_perfetto_pieces,
+        "perfetto": render_perfetto_chunks,
+        "chrome": render_perfetto_chunks,
         "tensorboard": partial(render_tensorboard, step=step or 0),
         "csv": partial(render_table, name=table or "collectives"),
         "json": encode_pieces,
@@ -174,14 +174,14 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
     yield render_markdown(recording, against=before, titles=(against, file)).encode()
 
 
-def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:
+def _write(chunks: Iterator[bytes], target: str, *, force: bool) -> None:
     if target == "-":
         # On a terminal the output itself shows the progress.
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         with show_progress("writing", is_shown=not is_terminal):
-            write_out(pieces)
+            write_out(chunks)
         return
-    save_file(pieces, target, force=force)
+    save_file(chunks, target, force=force)
 
 
 def _check_options(form: str, *, table: str | None, step: int | None, against: str | None) -> None:

@@ -11,7 +11,7 @@ from shardscope.cli.verb import suggest
 from shardscope.errors import DiffError, ShardscopeError
 from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, Change, Changes, Status
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 
 _ANY = "any"
 _WORSE = "worse"

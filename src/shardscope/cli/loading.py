@@ -11,8 +11,8 @@ from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import RecordingError
 from shardscope.record import Recording, expand_ranks, load, merge, merge_files
-from shardscope.report.model.names import shorten
 from shardscope.report.model.select import keep_modules, list_paths
+from shardscope.report.text.style import shorten
 
 _MAX_NAMED = 5
 

@@ -14,6 +14,7 @@ from shardscope.cli.build_model import BuiltModel, build_model, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
     data_option,
     force_option,
@@ -34,7 +35,7 @@ from shardscope.cli.verb import Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.record.units import parse_size
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.memory.memory import memory
 
@@ -50,10 +51,20 @@ _MIN_GPU_BYTES = 16 << 20
     examples=[
         "shardscope memory train.py",
         "shardscope memory train.py --mesh dp=8,tp=4 --gpu-memory 80GiB",
+        "shardscope memory --nnodes 16 --gpu h100 -- pretrain.py",
     ],
     fails_if="The step does not fit into --gpu-memory, or, with --strict, there is a gap.",
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options(
+    "num_nodes",
+    "num_per_node",
+    "ranks",
+    "steps",
+    "gpu",
+    target_only=("mesh", "rank", "gpu_memory", "data"),
+)
 @mesh_option
 @rank_option
 @click.option(
@@ -70,6 +81,7 @@ _MIN_GPU_BYTES = 16 << 20
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
     mesh: str | None,
     rank: int,
     gpu_memory: str | None,
@@ -85,7 +97,20 @@ def command(
     If it defines neither that nor step(), AdamW is used. Needs no GPU. Without --mesh the model is
     not sharded. With --gpu-memory the output says whether the step fits, and if not, what to
     change.
+
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run. The
+    output says whether it fits --gpu.
     """
+    if program is not None:
+        ctx.exit(
+            program.observe(
+                "memory",
+                lambda recording: [render_summary(recording, is_folded=not no_fold)],
+                output=output,
+                force=force,
+                strict=strict,
+            )
+        )
     axes = None if mesh is None else parse_mesh(mesh)
     device_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
     destination = Destination(name_target(target), output, rank=rank, force=force)

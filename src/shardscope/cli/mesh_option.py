@@ -8,7 +8,7 @@ from shardscope.cli.launch import is_launched
 from shardscope.cli.target import check_file
 from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 
 _MAX_ECHO = 60  # characters of the argument that a message repeats
 

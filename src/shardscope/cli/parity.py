@@ -47,6 +47,10 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
         "shardscope parity train.py --mesh tp=4",
         "shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp --precision bf16",
     ],
+    instead_of_program="How a program splits its data over ranks is not known, so that its steps "
+    "on one device cannot be compared with those of its ranks. Define model(), batch(model) and "
+    "parallelize(model, mesh) in a TARGET, or compare the losses that `shardscope run --data "
+    "--nproc-per-node 1 -- train.py` prints with those of more processes.",
     fails_if="An output, gradient or buffer differs, an output is too noisy to compare, nothing "
     "was compared, or, with --strict, there is a gap.",
 )

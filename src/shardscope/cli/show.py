@@ -81,11 +81,11 @@ def _render(
 ) -> RenderableType:
     if not views:
         return render_summary(recording, by=by, is_folded=is_folded)
-    subjects = [
-        subject
-        for name, subject in VIEW_NAMES.items()
-        if _ALL in views or name in views or subject in views
+    view_names = [
+        view_name
+        for name, view_name in VIEW_NAMES.items()
+        if _ALL in views or name in views or view_name in views
     ]
     return render_views(
-        recording, subjects, by=by, is_folded=is_folded, full_recording=full_recording
+        recording, view_names, by=by, is_folded=is_folded, full_recording=full_recording
     )

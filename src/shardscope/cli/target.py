@@ -22,7 +22,7 @@ from shardscope.attribution.failures import describe_failure
 from shardscope.attribution.tensors import tensors_in
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 
 EXAMPLE = """\
     import torch

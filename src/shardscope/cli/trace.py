@@ -20,6 +20,7 @@ from shardscope.cli.console import exit_code, print_traceback, show_progress
 from shardscope.cli.destination import Destination, check_rank_in_name, print_saved
 from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
     by_option,
     data_option,
@@ -104,10 +105,15 @@ def _run(built: BuiltModel, traced: Trace, report: Report) -> TracedStep:
         "shardscope trace train.py --mesh dp=8,tp=4",
         "shardscope trace train.py --mesh tp=8 -o step.json.gz --by cause",
         "torchrun --nproc-per-node 8 --no-python shardscope trace train.py",
+        "shardscope trace --nnodes 16 -- pretrain.py --its own arguments",
     ],
     fails_if=FINDINGS_FAIL,
+    takes_program=True,
 )
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", required=False)
+@program_options(
+    "num_nodes", "num_per_node", "ranks", "steps", target_only=("mesh", "rank", "device", "stream")
+)
 @mesh_option
 @rank_option
 @data_option
@@ -126,6 +132,7 @@ def _run(built: BuiltModel, traced: Trace, report: Report) -> TracedStep:
 def command(
     ctx: click.Context,
     target: str,
+    program: LaunchedProgram | None,
     mesh: str | None,
     rank: int,
     data: bool,
@@ -142,7 +149,20 @@ def command(
     batch(model), and optionally parallelize(model, mesh) and step(model, batch).
     With --mesh the step runs in this process as one rank of a simulated world, on tensors without
     data. Started by torchrun it runs on real ranks, and each rank saves a recording.
+
+    Instead of TARGET, a training program may follow --, as it is: see shardscope run.
     """
+    if program is not None:
+        ctx.exit(
+            program.observe(
+                "trace",
+                lambda recording: [render_summary(recording, by=by)],
+                output=output,
+                force=force,
+                strict=strict,
+                data=data,
+            )
+        )
     # Check the command before running the program, which may take long.
     axes = choose_axes(target, mesh, verb="trace")
     destination = Destination(name_target(target), output, rank=rank, force=force)

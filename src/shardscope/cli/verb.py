@@ -11,6 +11,9 @@ import click
 
 FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is a gap."
 
+PROGRAM = "shardscope.program"
+"""The key, in the `meta` of a click context, of the words after `--`: a program and arguments."""
+
 EXIT_CODES = {
     0: "Success. Commands that only display (show, report, tui, export, diff, visualize, demo) "
     "have no other code unless an option such as --strict or --fail-on asks for a check.",
@@ -26,21 +29,54 @@ _UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
 
 @final
 class Verb(click.Command):
-    """A command; `fails_if` says when it exits with 1, if it ever does."""
+    """A command; `fails_if` says when it exits with 1, if it ever does.
+
+    With `takes_program`, what follows `--` is a program, which the command takes from its context;
+    without, `instead_of_program` says what to do, if the command takes a TARGET.
+    """
 
     def __init__(
-        self, *args: Any, examples: Sequence[str], fails_if: str | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        examples: Sequence[str],
+        fails_if: str | None = None,
+        takes_program: bool = False,
+        instead_of_program: str = "Write the TARGET without --; shardscope run takes programs.",
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.fails_if = fails_if
+        self.takes_program = takes_program
+        self.instead_of_program = instead_of_program
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the words after `--` apart; fail if a TARGET is expected and a program is not."""
+        if "--" in args and (self.takes_program or self._has_target):
+            index = args.index("--")
+            if not self.takes_program:
+                ctx.fail(
+                    f"{self.name} takes a TARGET that defines model(), not a program after --. "
+                    f"{self.instead_of_program}"
+                )
+            ctx.meta[PROGRAM] = tuple(args[index + 1 :])
+            args = args[:index]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line, with the program as an alternative."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [*pieces, "[-- PROGRAM [ARGS]...]"] if self.takes_program else pieces
+
+    @property
+    def _has_target(self) -> bool:
+        return any(parameter.name == "target" for parameter in self.params)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the examples and the exit codes below the options."""
         write_examples(formatter, self.examples)
-        has_target = any(parameter.name == "target" for parameter in self.params)
         codes = [("0", "Success."), ("1", self.fails_if)]
-        codes.append(("2", EXIT_CODES[2] if has_target else _UNUSABLE_FILE))
+        codes.append(("2", EXIT_CODES[2] if self._has_target else _UNUSABLE_FILE))
         with formatter.section("Exit codes"):
             formatter.write_dl([(code, text) for code, text in codes if text])
 

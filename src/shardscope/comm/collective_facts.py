@@ -48,6 +48,7 @@ from shardscope.record import (
     Group,
     Phase,
     Redistribute,
+    SpmdCall,
     compress_ranks,
     format_ranks,
     rank_at,
@@ -308,6 +309,8 @@ def find_cause(
         if action is not None:
             owner, num_parameters = values
             return FullyShard(action=_action(kind, action), num_parameters=num_parameters), owner
+    if Role.SPMD_CALL in stack.frame_locals:
+        return _spmd_call(stack, payload.group.record.axis), None
     if stack.graph is not None:
         # Not the function's name: every GraphModule has `forward`, and Inductor's is always
         # `call`.
@@ -317,6 +320,12 @@ def find_cause(
     if stack.is_bare:  # C++ in backward without a bucket: DDP reduces the bitmap of used parameters
         return Call(api="torch.nn.parallel.DistributedDataParallel"), None
     return Call(api=f"torch.ops.{payload.op}"), None
+
+
+def _spmd_call(stack: Stack, axis: str | None) -> SpmdCall:
+    function, before, after = stack.frame_locals[Role.SPMD_CALL]
+    (forward,) = stack.frame_locals.get(Role.SPMD_BACKWARD, (None,))
+    return SpmdCall(function=function, axis=axis, before=before, after=after, backward_of=forward)
 
 
 def _action(kind: CollectiveKind, action: str) -> str:

@@ -34,7 +34,7 @@ from shardscope._torch.mesh import default_group
 from shardscope.attribution.call_sites import Stack, find_backward_caller, read_stack, thread_name
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
-from shardscope.attribution.run_identity import is_simulated
+from shardscope.attribution.program_records import is_simulated
 from shardscope.comm.collective_facts import (
     GroupRegistry,
     Membership,
@@ -155,7 +155,7 @@ class Recorder:
         """Note a collective before it is issued, so that one that hangs is recorded too."""
         try:
             if event.layout is UNREAD:
-                self.report_gap(event.op, _UNREAD_FACT, is_loss=True)
+                self._report_unread(event.op, read_stack(sys._getframe(2)))
                 return
             self._note(event, read_stack(sys._getframe(2)))  # starting at the hook's caller
             if self._emit is not None:
@@ -209,6 +209,11 @@ class Recorder:
             self.report_gap("clock", fact)
         self._latest_ns = max(latest_ns, now_ns)
         return now_ns
+
+    def _report_unread(self, op: str, stack: Stack) -> None:
+        source = stack.source
+        line = "" if source is None else f" ({source.file}:{source.line})"
+        self.report_gap(op, f"{_UNREAD_FACT}{line}", is_loss=True)
 
     def _report_loss(self, op: str, error: Exception) -> None:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)

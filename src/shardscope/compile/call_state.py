@@ -1,8 +1,8 @@
 """The state that a call can read and change: its arguments, and the globals, closures, class
 attributes and objects that its code names.
 
-`walk_call` lists that state, `preserved_call_state` restores it after a call, and
-`describe_values` makes snapshots of it, so that two calls can be compared by what they changed.
+`walk_call` lists that state, and `describe_values` makes snapshots of it, so that two calls can be
+compared by what they changed. `preserved_state.py` restores it after a call.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import dis
 import functools
 import random
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -22,23 +21,19 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from shardscope._torch.modules import own_parts
-from shardscope._torch.snapshot import TensorBackup, preserved_random_state
-from shardscope.errors import CompileError
 
 Named = tuple[str, Any]
 _MAX_OBJECTS = 50_000  # visited by one walk; plain values such as numbers are not counted
 _MAX_KEYS = 20  # of a dict or set, in a description
-_PLAIN = (
+PLAIN_TYPES = (
     *(bool, int, float, complex, str, bytes, NoneType, Enum),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
-_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+GLOBAL_OPERATIONS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
-_GENERATORS = (random.Random, torch.Generator)
+GENERATORS = (random.Random, torch.Generator)
 _NOT_THE_USERS = {"torch", "functorch", "numpy", "triton", "shardscope", *sys.stdlib_module_names}
 _PRIVATE = ("_dynamo", "_torchdynamo", "_is_torch_compile", "__")
 _TORCHS_OWN = {name for name in dir(nn.Module()) if name.startswith("_")}
@@ -65,7 +60,7 @@ class StateWalk:
         visited: dict[int, Any] = {}  # by id; keeps objects alive, so that no id is reused
         while queue:
             name, value = queue.popleft()
-            if isinstance(value, _PLAIN):
+            if isinstance(value, PLAIN_TYPES):
                 yield name, value
                 continue
             is_new = id(value) not in visited
@@ -100,8 +95,10 @@ def list_uncompared(walk: StateWalk) -> list[str]:
             f"Only the first {_MAX_OBJECTS:,} objects that the call can reach or returns were "
             "compared and restored; changes in the others are not seen."
         )
-    for function in filter(_is_users_function, functions):
-        modules = [name for name in _names_in(function.__code__, "IMPORT_NAME") if _is_users(name)]
+    for function in filter(is_user_function, functions):
+        modules = [
+            name for name in names_used(function.__code__, "IMPORT_NAME") if is_user_module(name)
+        ]
         if modules:
             notes.append(
                 f"{function.__name__} imports {', '.join(modules)} while it runs; changes in what "
@@ -150,7 +147,7 @@ def enumerate_items(value: Mapping[Any, Any]) -> Iterator[tuple[tuple[int, Any],
 
 
 def _format_key(index: int, key: Any) -> str:
-    return f"[{key!r:.60}]" if isinstance(key, _PLAIN) else f"[key {index}]"
+    return f"[{key!r:.60}]" if isinstance(key, PLAIN_TYPES) else f"[key {index}]"
 
 
 def _list_module(module: nn.Module) -> Iterator[Named]:
@@ -162,27 +159,27 @@ def _list_module(module: nn.Module) -> Iterator[Named]:
 
 def _list_attributes(value: Any) -> Iterator[Named]:
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
-    attributes |= {name: getattr(value, name) for name in _list_slots(value)}
-    is_users = _is_users(type(value).__module__)
+    attributes |= {name: getattr(value, name) for name in list_slots(value)}
+    is_users = is_user_module(type(value).__module__)
     for name, attribute in attributes.items():
         if not name.startswith(_PRIVATE if is_users else "_"):
             yield f".{name}", attribute
 
 
-def _list_slots(value: Any) -> list[str]:
+def list_slots(value: Any) -> list[str]:
     """The names of the slots, set in this object, of classes in user code."""
     names = []
     for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ()) if _is_users(cls.__module__) else ()
+        slots = vars(cls).get("__slots__", ()) if is_user_module(cls.__module__) else ()
         names += [slots] if isinstance(slots, str) else list(slots)
     return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def _has_attributes(value: Any) -> bool:
     """Whether the attributes of a value are state that a call may change."""
-    if isinstance(value, (ModuleType, type, *_GENERATORS)) or hasattr(type(value), "__next__"):
+    if isinstance(value, (ModuleType, type, *GENERATORS)) or hasattr(type(value), "__next__"):
         return False
-    return hasattr(value, "__dict__") or bool(_list_slots(value))
+    return hasattr(value, "__dict__") or bool(list_slots(value))
 
 
 def _list_code(value: Any) -> Iterator[Named]:
@@ -195,17 +192,17 @@ def _list_code(value: Any) -> Iterator[Named]:
         yield from ((f"[{index}]", argument) for index, argument in enumerate(value.args))
         yield from ((f".{name}", argument) for name, argument in value.keywords.items())
     elif isinstance(value, FunctionType):
-        if _is_users_function(value):
+        if is_user_function(value):
             yield from _list_function(value)
         elif hasattr(value, "__wrapped__"):  # by a decorator such as torch.no_grad()
             yield "", value.__wrapped__
-    elif isinstance(value, type) and _is_users(value.__module__):
+    elif isinstance(value, type) and is_user_module(value.__module__):
         yield from _list_class(value)
 
 
 def _list_class(cls: type) -> Iterator[Named]:
     for base in cls.__mro__:
-        if not _is_users(base.__module__):
+        if not is_user_module(base.__module__):
             continue
         for name, attribute in vars(base).items():
             if isinstance(attribute, FunctionType):
@@ -215,17 +212,17 @@ def _list_class(cls: type) -> Iterator[Named]:
 
 
 def _list_function(function: FunctionType) -> Iterator[Named]:
-    for name, cell in _list_cells(function):
+    for name, cell in list_cells(function):
         try:
             yield f".{name}", cell.cell_contents
         except ValueError:  # an empty cell
             continue
-    attributes = _names_in(function.__code__, *_ATTRIBUTES)
-    for name in _names_in(function.__code__, *_GLOBALS):
+    attributes = names_used(function.__code__, *_ATTRIBUTES)
+    for name in names_used(function.__code__, *GLOBAL_OPERATIONS):
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType):
-            is_users = _is_users(value.__name__)
-            read = attributes if is_users else _names_assigned_to(function.__code__, name)
+            is_users = is_user_module(value.__name__)
+            read = attributes if is_users else names_assigned_to(function.__code__, name)
             variables = vars(value)
             yield from (
                 (f"{name}.{attribute}", variables[attribute])
@@ -242,21 +239,21 @@ def _list_function(function: FunctionType) -> Iterator[Named]:
             yield f"{title}.{name}", default
 
 
-def _list_cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def list_cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
 
 
-def _names_in(code: CodeType, *operations: str) -> list[str]:
+def names_used(code: CodeType, *operations: str) -> list[str]:
     """The names used by these bytecode operations in code and in functions defined in it."""
     instructions = dis.get_instructions(code)
     names = [str(step.argval) for step in instructions if step.opname in operations]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names += _names_in(constant, *operations)
+            names += names_used(constant, *operations)
     return list(dict.fromkeys(names))
 
 
-def _names_assigned_to(code: CodeType, module: str) -> list[str]:
+def names_assigned_to(code: CodeType, module: str) -> list[str]:
     """The attributes that code assigns, as `module.name = …` or `module.name += …`."""
     steps = list(dis.get_instructions(code))
     names = []
@@ -268,243 +265,18 @@ def _names_assigned_to(code: CodeType, module: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _is_users_function(function: FunctionType) -> bool:
+def is_user_function(function: FunctionType) -> bool:
     """Whether a function is user code, by its globals: a wrapper copies its inner `__module__`."""
-    return _is_users(function.__globals__.get("__name__"))
+    return is_user_module(function.__globals__.get("__name__"))
 
 
 @functools.cache
-def _is_users(module: object) -> bool:
+def is_user_module(module: object) -> bool:
     """Whether a module is user code: not Python's, torch's or an installed package's."""
     if not isinstance(module, str) or module.partition(".")[0] in _NOT_THE_USERS:
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & {*Path(file).parts}
-
-
-# ── Restoring state after a call ───────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def preserved_call_state(
-    fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Iterator[StateWalk]:
-    """Restore on leaving all state that a call can reach, random state, and torch's modes.
-
-    Yields the walk over that state; its `is_complete` is False if some state is not restored.
-    """
-    walk = walk_call(fn, args, kwargs)
-    with (
-        preserved_random_state(),
-        _preserved_modes(),
-        _preserved_values(value for _, value in walk),
-    ):
-        yield walk
-
-
-@contextmanager
-def preserved_code_state(fn: Callable[..., Any]) -> Iterator[None]:
-    """Restore on leaving the globals, class attributes and closures that the code of `fn` uses.
-
-    The attributes of `fn` itself, where it is a module, are not restored.
-    """
-    code = type(fn) if isinstance(fn, nn.Module) else fn
-    with _preserved_values(value for _, value in StateWalk([("", code)])):
-        yield
-
-
-@contextmanager
-def _preserved_modes() -> Iterator[None]:
-    has_gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(has_gradients)
-        torch.set_default_dtype(dtype)
-
-
-@contextmanager
-def _preserved_values(values: Iterable[Any]) -> Iterator[None]:
-    snapshots = _ValueSnapshots()
-    for value in values:
-        snapshots.save(value)
-    try:
-        yield
-    finally:
-        snapshots.restore()
-
-
-@final
-class _ValueSnapshots:
-    """Snapshots of values, which can be restored in place."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], object]] = []
-        self._tensors = TensorBackup()
-
-    def save(self, value: Any) -> None:
-        """Take a snapshot of a value's own content; its parts have their own snapshots."""
-        if isinstance(value, Tensor):
-            self._save_tensor(value)
-        elif isinstance(value, (MethodType, functools.partial, ModuleType, *_PLAIN)):
-            pass
-        elif isinstance(value, FunctionType):
-            self._save_function(value)
-        elif isinstance(value, type):
-            self._save_class(value)
-        elif isinstance(value, dict | list | set | deque | bytearray):
-            self._save_container(value)
-        elif isinstance(value, _GENERATORS):
-            self._save_generator(value)
-        elif _is_array(value):
-            self._save_array(value)
-        if not isinstance(value, (type, ModuleType, *_PLAIN)):
-            self._save_attributes(value)
-
-    def restore(self) -> None:
-        """Restore all values, the last one first."""
-        for undo in reversed(self._undo):
-            undo()
-        self._tensors.put_back()
-
-    def _save_tensor(self, tensor: Tensor) -> None:
-        if is_lazy(tensor):
-            raise CompileError(
-                "The model has lazy parameters, which get their shape in the first forward call. "
-                "Call the model once before."
-            )
-        self._tensors.keep(tensor)
-        if not tensor.is_leaf:
-            return
-        gradient = tensor.grad
-        if gradient is not None:
-            self._tensors.keep(gradient)
-
-        def undo() -> None:
-            if tensor.is_leaf and tensor.grad is not gradient:  # else restored in place
-                tensor.grad = gradient
-
-        self._undo.append(undo)
-
-    def _save_container(self, container: Any) -> None:
-        is_dict = isinstance(container, dict)
-        content = list(container.items()) if is_dict else list(container)
-        kind = next(base for base in _CONTAINERS if isinstance(container, base))
-
-        def undo() -> None:
-            now = list(container.items()) if is_dict else list(container)
-            if not _is_identical(now, content):
-                kind.clear(container)
-                fill = kind.update if hasattr(kind, "update") else kind.extend
-                fill(container, content)
-
-        self._undo.append(undo)
-
-    def _save_attributes(self, value: Any) -> None:
-        attributes = getattr(value, "__dict__", None)
-        if not isinstance(attributes, dict):
-            attributes = {}
-        self._save_container(attributes)
-        for name in _list_slots(value):
-            self._undo.append(functools.partial(_set_slot, value, name, getattr(value, name)))
-        if isinstance(value, nn.Module | Optimizer):  # private containers are not walked
-            for attribute in attributes.values():
-                if isinstance(attribute, dict | list | set):
-                    self._save_container(attribute)
-
-    def _save_function(self, function: FunctionType) -> None:
-        for _, cell in _list_cells(function):
-            try:
-                content = cell.cell_contents
-            except ValueError:  # an empty cell
-                continue
-            self._undo.append(functools.partial(setattr, cell, "cell_contents", content))
-        if _is_users_function(function):
-            scope, code = function.__globals__, function.__code__
-            self._save_names(scope, _names_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"))
-            for name in _names_in(code, *_GLOBALS):
-                module = scope.get(name)
-                if isinstance(module, ModuleType):
-                    is_users = _is_users(module.__name__)
-                    stored = _names_in(code, "STORE_ATTR") if is_users else ()
-                    self._save_names(vars(module), stored or _names_assigned_to(code, name))
-
-    def _save_names(self, scope: dict[str, Any], names: Iterable[str]) -> None:
-        """Take a snapshot of some globals of a module."""
-        for name in names:
-            if name in scope:
-                self._undo.append(functools.partial(scope.__setitem__, name, scope[name]))
-            else:
-                self._undo.append(functools.partial(scope.pop, name, None))
-
-    def _save_class(self, cls: type) -> None:
-        if not _is_users(cls.__module__):
-            return
-        attributes = {
-            name: attribute for name, attribute in vars(cls).items() if not name.startswith("__")
-        }
-
-        def undo() -> None:
-            now = {
-                name: attribute
-                for name, attribute in vars(cls).items()
-                if not name.startswith("__")
-            }
-            for name in now.keys() - attributes.keys():
-                delattr(cls, name)
-            for name, attribute in attributes.items():
-                if now.get(name) is not attribute:
-                    setattr(cls, name, attribute)
-
-        self._undo.append(undo)
-
-    def _save_generator(self, generator: Any) -> None:
-        if isinstance(generator, torch.Generator):
-            self._undo.append(functools.partial(generator.set_state, generator.get_state()))
-        else:
-            self._undo.append(functools.partial(generator.setstate, generator.getstate()))
-
-    def _save_array(self, array: Any) -> None:
-        content = array.copy()
-
-        def undo() -> None:
-            if array.flags.writeable and array.tobytes() != content.tobytes():
-                array[...] = content
-
-        self._undo.append(undo)
-
-
-def _set_slot(value: Any, name: str, content: Any) -> None:
-    if getattr(value, name, None) is not content:
-        object.__setattr__(value, name, content)
-
-
-_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
-def _is_identical(now: list[Any], before: list[Any]) -> bool:
-    """Whether two lists contain the same objects; pairs are compared item by item."""
-    if len(now) != len(before):
-        return False
-    for item, previous in zip(now, before, strict=True):
-        if (
-            isinstance(item, tuple)
-            and isinstance(previous, tuple)
-            and len(item) == len(previous) == 2
-        ):
-            if item[0] is not previous[0] or item[1] is not previous[1]:
-                return False
-        elif item is not previous:
-            return False
-    return True
-
-
-# ── Snapshots that can be compared ────────────────────────────────────────────────────
 
 
 def describe_values(named: Iterable[Named]) -> dict[str, Any]:
@@ -519,9 +291,9 @@ def _is_code(value: Any) -> bool:
 def _describe(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN_TYPES):
         return value
-    if _is_array(value):
+    if is_array(value):
         return _describe_array(value)
     kind = type(value).__name__
     if isinstance(value, Mapping):
@@ -534,6 +306,11 @@ def _describe(value: Any) -> Any:
         return f"{kind} of {len(value)}"
     # Compilers have their own iterator types, so the kind is not compared.
     return "iterator" if isinstance(value, Iterator) else kind
+
+
+def is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _describe_array(array: Any) -> Any:
@@ -550,4 +327,4 @@ def _format_some(values: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    return f"{value!r:.60}" if isinstance(value, (*_PLAIN, tuple)) else type(value).__name__
+    return f"{value!r:.60}" if isinstance(value, (*PLAIN_TYPES, tuple)) else type(value).__name__

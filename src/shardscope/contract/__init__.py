@@ -2,17 +2,15 @@
 
 `toml_reader.py` reads a contract from `shardscope.toml`, `check.py` compares its limits with the
 figures of a recording (`totals.py`, `collective_totals.py`) and returns the violations;
-`record.py` derives a contract from a recording, and `toml_writer.py` writes it. Imports only record
-and errors from this package.
+`record.py` derives a contract from a recording and writes it. Imports only `record` and `errors`.
 """
 
 from __future__ import annotations
 
 from shardscope.contract.check import check
 from shardscope.contract.limits import BreachKind, Contract, Evidence, Figure, Limit, Violation
-from shardscope.contract.record import record_contract
+from shardscope.contract.record import record_contract, render_contract, write_contract
 from shardscope.contract.toml_reader import ContractFile, open_contract, read_contract
-from shardscope.contract.toml_writer import render_contract, write_contract
 
 __all__ = [
     "Breach",

@@ -80,12 +80,12 @@ class EvidenceFinder:
 
 
 def _is_precise(limit: Limit) -> bool:
-    """Whether it selects by phase, axis and kind, as recorded limits do."""
+    """Whether a limit selects by phase, axis and kind, as `contract record` writes limits."""
     return bool(limit.phases and limit.axes and limit.kinds)
 
 
 def _name(limit: Limit, traffic: Traffic) -> tuple[str | None, ...]:
-    """The modules that it names; None (outside of modules) if it names none."""
+    """The modules that a limit names; None (outside of modules) if it names none."""
     return (None,) if limit.module is None else traffic.names.match(limit.module)
 
 

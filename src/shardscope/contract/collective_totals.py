@@ -27,6 +27,7 @@ from shardscope.record import (
     Recording,
     Redistribute,
     Source,
+    SpmdCall,
     describe_cause,
     expand_ranks,
     name_axis,
@@ -131,6 +132,8 @@ def classify_cause(cause: Cause | str | None) -> tuple[CauseKind, ...]:
             return (CauseKind.CALL,)
         case Compiled():
             return (CauseKind.COMPILED,)
+        case SpmdCall():
+            return (CauseKind.SPMD_TYPES,)
     return (CauseKind.UNKNOWN,)
 
 
@@ -201,8 +204,8 @@ class Traffic:
         yield from dict.fromkeys(
             (owner, facet)
             for _, totals_by_facet in self._classes
-            for facet, tallies in totals_by_facet.items()
-            for owner in tallies
+            for facet, totals in totals_by_facet.items()
+            for owner in totals
         )
 
     def has_module_and_axes(self, selector: Selector) -> bool:
@@ -295,9 +298,9 @@ def _fold_ranks(
         own: _Own = defaultdict(dict)
         for collective in collectives:
             input_bytes, output_bytes, wire_bytes = collective.sizes
-            tallies = own[facet_of(collective)]
-            before = tallies.get(collective.module, _ZERO)
-            tallies[collective.module] = _add(before, (1, input_bytes, wire_bytes, output_bytes))
+            totals = own[facet_of(collective)]
+            before = totals.get(collective.module, _ZERO)
+            totals[collective.module] = _add(before, (1, input_bytes, wire_bytes, output_bytes))
         group_key = frozenset(
             (facet, *item) for facet, module_totals in own.items() for item in module_totals.items()
         )
@@ -308,12 +311,12 @@ def _fold_ranks(
 
 def _sum_by_module(own: _Own, selector: Selector) -> _Sums:
     sums: _Sums = {}
-    for facet, tallies in own.items():
+    for facet, totals in own.items():
         if not matches(selector, facet):
             continue
-        for owner, tally in tallies.items():
+        for owner, total in totals.items():
             for module in _modules_of(owner):
-                sums[module] = _add(sums.get(module, _ZERO), tally)
+                sums[module] = _add(sums.get(module, _ZERO), total)
     return sums
 
 

@@ -53,6 +53,7 @@ class CauseKind(StrEnum):
     DDP_BUCKET = "ddp_bucket"
     CALL = "call"
     COMPILED = "compiled"
+    SPMD_TYPES = "spmd_types"
     UNKNOWN = "unknown"
 
 
@@ -142,7 +143,7 @@ class Contract(Record, frozen=True):
 
 
 def is_in_table(limit: Limit) -> bool:
-    """Whether a file has it in a `[[contract.comm]]` table of its own."""
+    """Whether a contract file has the limit in a `[[contract.comm]]` table of its own."""
     return limit.is_on_comm and not limit.is_on_unasked
 
 

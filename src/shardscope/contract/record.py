@@ -1,98 +1,45 @@
-"""`record_contract(recording)`: a recording's figures as a contract, with repeated layers as
-patterns.
+"""`record_contract(recording)` and `write_contract`: a recording's figures as a contract file.
+
+Repeated layers share a pattern. A file that exists keeps its comments, its order and the limits
+that the user added.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
-from glob import escape
-from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, final
 
+import tomlkit
 from msgspec.structs import replace
+from tomlkit.items import Array
+from tomlkit.toml_document import TOMLDocument
 
 from shardscope.contract.check import is_measurable
 from shardscope.contract.collective_totals import Facet, Traffic, read_traffic
-from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
+from shardscope.contract.limits import (
+    ANY,
+    BOUNDS,
+    CEILINGS,
+    COMM_FIGURES,
+    SELECTORS,
+    UNASKED,
+    CauseKind,
+    Contract,
+    Figure,
+    Limit,
+    Selector,
+    is_in_table,
+)
+from shardscope.contract.toml_reader import TomlLocation, parse_contract, read_selector, read_text
 from shardscope.contract.totals import measure_total
 from shardscope.errors import ContractError
-from shardscope.record import Phase, Recording, Severity
-from shardscope.record.layer_names import fold_layers, is_layer_number
-from shardscope.record.units import round_size_up
-
-Parts = tuple[str, ...]
-GroupKey = Callable[[str], object]
-"""What all modules that a pattern fits have in common, or None if they differ."""
-
-
-def fold_names(names: Iterable[str], group_key: GroupKey) -> list[str]:
-    """The fewest patterns for the names; all modules that a pattern matches have the same key."""
-    by_shape: dict[str, list[Parts]] = defaultdict(list)
-    for name in names:
-        by_shape[fold_layers(name)].append(tuple(name.split(".")))
-    return [
-        ".".join(parts)
-        for same_shape in by_shape.values()
-        for parts in _fold(same_shape, 0, group_key)
-    ]
-
-
-def _fold(names: list[Parts], start: int, group_key: GroupKey) -> list[Parts]:
-    """Patterns for names that differ only in layer numbers, and not in the parts before `start`."""
-    first = names[0]
-    starred = _escape(first[:start]) + tuple(
-        "*" if is_layer_number(part) else escape(part) for part in first[start:]
-    )
-    if len(names) == 1:
-        return [_escape(first)]
-    if group_key(".".join(starred)) is not None:
-        return [starred]
-    position = next(
-        index for index in range(start, len(first)) if len({name[index] for name in names}) > 1
-    )
-    return list(_fold_numbered(names, position, group_key))
-
-
-def _fold_numbered(names: list[Parts], index: int, group_key: GroupKey) -> Iterator[Parts]:
-    """Patterns by layer number; consecutive numbers with the same key become a range."""
-    buckets: dict[str, list[Parts]] = defaultdict(list)
-    for name in names:
-        buckets[name[index]].append(name)
-    numbers = sorted(buckets, key=int)
-    folded = {number: _fold(buckets[number], index + 1, group_key) for number in numbers}
-
-    def kind(item: tuple[int, str]) -> object:
-        position, number = item
-        tails = [parts[index + 1 :] for parts in folded[number]]
-        # Consecutive numbers have the same distance to their positions.
-        return (
-            int(number) - position,
-            tails,
-            [group_key(".".join(pattern)) for pattern in folded[number]],
-        )
-
-    for _, run in groupby(enumerate(numbers), key=kind):
-        yield from _join([number for _, number in run], folded, index, group_key)
-
-
-def _join(
-    numbers: list[str], folded: dict[str, list[Parts]], index: int, group_key: GroupKey
-) -> Iterator[Parts]:
-    number_range = f"[{numbers[0]}-{numbers[-1]}]"
-    joined = [
-        (*pattern[:index], number_range, *pattern[index + 1 :]) for pattern in folded[numbers[0]]
-    ]
-    if len(numbers) > 1 and all(group_key(".".join(pattern)) is not None for pattern in joined):
-        yield from joined
-    else:
-        yield from (pattern for number in numbers for pattern in folded[number])
-
-
-def _escape(parts: Parts) -> Parts:
-    return tuple(map(escape, parts))
-
+from shardscope.record import Phase, Recording, Severity, write_file
+from shardscope.record.patterns import find_patterns
+from shardscope.record.units import parse_size, round_size_up, write_size
 
 Grain = Literal["module", "axis", "total"]
 """How fine limits on collectives are; the total is always limited too."""
@@ -190,7 +137,7 @@ def _list_modules(traffic: Traffic) -> list[Selector]:
     selectors = [
         selector._replace(module=pattern)
         for selector, names in owners.items()
-        for pattern in fold_names(names, partial(_compare, traffic, selector))
+        for pattern in find_patterns(names, partial(_compare, traffic, selector))
     ]
     order = traffic.names.order
     return sorted(
@@ -270,3 +217,223 @@ def _with_numbers(limit: Limit, low: int, high: int, slack: float) -> Limit:
         least=None if limit.least is None else low,
         most=None if limit.most is None else high,
     )
+
+
+_HEADING = "Limits for this program. Check them with: shardscope contract check RECORDING"
+
+Table = MutableMapping[str, Any]
+Values = dict[str, str | int]
+
+
+def write_contract(
+    contract: Contract, path: str | os.PathLike[str], *, force: bool = False
+) -> Path:
+    """Write a contract to a file.
+
+    Args:
+        contract: The limits.
+        path: A TOML file.
+        force: Change a file that exists; its comments and order are kept.
+
+    Examples:
+        >>> write_contract(contract, "shardscope.toml")
+    """
+    before = ""
+    if force and os.path.isfile(path):
+        before = read_text(path)
+    return write_file(render_contract(contract, before=before).encode(), path, force=force)
+
+
+def render_contract(contract: Contract, *, before: str = "") -> str:
+    """Render a contract as TOML.
+
+    Args:
+        contract: The limits.
+        before: The text of a contract whose comments and order are kept.
+
+    Examples:
+        >>> print(render_contract(contract))
+    """
+    if before:
+        parse_contract(before)  # raises, so that an invalid file is not overwritten
+    document = tomlkit.parse(before) if before else _begin()
+    table = document["contract"]
+    assert isinstance(table, MutableMapping)
+    _set_values(table, _list_ceilings(contract), owned=(*CEILINGS, UNASKED))
+    _set_findings(table, [limit for limit in contract.limits if limit.figure is Figure.FINDINGS])
+    _set_comm(table, filter(is_in_table, contract.limits))
+    return tomlkit.dumps(document)
+
+
+def _begin() -> TOMLDocument:
+    document = tomlkit.document()
+    document.add(tomlkit.comment(_HEADING))
+    document.add("contract", tomlkit.table())
+    return document
+
+
+def _list_ceilings(contract: Contract) -> Values:
+    return {
+        UNASKED if limit.is_on_unasked else str(limit.figure): _write_value(limit, limit.most)
+        for limit in contract.limits
+        if not is_in_table(limit) and limit.figure is not Figure.FINDINGS
+    }
+
+
+def _write_value(limit: Limit, bound: int | None) -> str | int:
+    assert bound is not None
+    return write_size(bound) if limit.figure.is_size else bound
+
+
+def _set_values(table: Table, values: Values, *, owned: Iterable[str]) -> None:
+    """Set the values, and remove other `owned` keys; equal values stay as written."""
+    for key in [key for key in table if key in owned and key not in values]:
+        del table[key]
+    for key, value in values.items():
+        if key not in table or _read(table[key]) != _read(value):
+            table[key] = value
+
+
+def _read(value: Any) -> object:
+    """The number of bytes if the value is a size, else the value."""
+    unwrapped = _unwrap(value)
+    size = parse_size(unwrapped) if isinstance(unwrapped, str) else None
+    return unwrapped if size is None else size
+
+
+def _set_findings(table: Table, limits: list[Limit]) -> None:
+    """Write a number if all findings are limited together, else a table of severities and rules."""
+    unconditional = [limit.most for limit in limits if limit.severity is None and not limit.rule]
+    if not limits or (
+        len(limits) == 1 and unconditional and not isinstance(table.get("findings"), dict)
+    ):
+        values: Values = {"findings": _write_value(limits[0], unconditional[0])} if limits else {}
+        _set_values(table, values, owned=("findings",))
+        return
+    if not isinstance(table.get("findings"), MutableMapping):
+        table.pop("findings", None)
+        _add_section(table, "findings")
+    findings = table["findings"]
+    numbers = {limit: _write_value(limit, limit.most) for limit in limits}
+    severities = {str(limit.severity or ANY): numbers[limit] for limit in limits if not limit.rule}
+    _set_values(findings, severities, owned=[key for key in findings if key != "rules"])
+    _set_rules(findings, {limit.rule: numbers[limit] for limit in limits if limit.rule})
+
+
+def _set_rules(findings: Table, rules: Values) -> None:
+    if not rules:
+        findings.pop("rules", None)
+        return
+    if "rules" not in findings:
+        findings["rules"] = tomlkit.inline_table()
+    _set_values(findings["rules"], rules, owned=list(findings["rules"]))
+
+
+def _add_section(table: Table, key: str) -> None:
+    section = tomlkit.table()
+    section.trivia.indent = "\n"
+    table[key] = section
+
+
+def _list_tables(limits: Iterable[Limit]) -> Iterator[tuple[Selector, Values]]:
+    """The tables to write: consecutive limits on the same collectives share a table."""
+    current: Selector | None = None
+    values: Values = {}
+    for limit in limits:
+        if limit.selector != current or limit.figure in _figures(values):
+            if current is not None:
+                yield current, values
+            current, values = limit.selector, {}
+        values |= dict(_list_bounds(limit))
+    if current is not None:
+        yield current, values
+
+
+def _figures(table: Iterable[str]) -> list[Figure]:
+    return list(dict.fromkeys(BOUNDS[key].figure for key in table if key in BOUNDS))
+
+
+def _list_bounds(limit: Limit) -> Iterator[tuple[str, str | int]]:
+    if limit.is_exact:
+        yield str(limit.figure), _write_value(limit, limit.most)
+        return
+    for prefix, bound in (("min_", limit.least), ("max_", limit.most)):
+        if bound is not None:
+            yield f"{prefix}{limit.figure}", _write_value(limit, bound)
+
+
+@final
+class _UnwrittenLimits:
+    """Limits that are still to be written."""
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        self._limits: dict[tuple[Selector, Figure], list[tuple[int, Limit]]] = defaultdict(list)
+        for index, limit in enumerate(limits):
+            self._limits[limit.selector, limit.figure].append((index, limit))
+
+    def take(self, selector: Selector, figures: Iterable[Figure]) -> Values:
+        """Remove the first limit on each figure, and return their keys and values."""
+        queues = (self._limits.get((selector, figure)) for figure in figures)
+        limits = [queue.pop(0)[1] for queue in queues if queue]
+        return {key: value for limit in limits for key, value in _list_bounds(limit)}
+
+    def remaining(self) -> Iterator[Limit]:
+        """The remaining limits, in their order."""
+        indexed = (item for queue in self._limits.values() for item in queue)
+        yield from (limit for _, limit in sorted(indexed, key=lambda item: item[0]))
+
+
+def _set_comm(table: Table, limits: Iterable[Limit]) -> None:
+    """Update existing tables, remove those without a limit, and append new ones."""
+    comm = table.get("comm", [])
+    unwritten = _UnwrittenLimits(limits)
+    for index in reversed(
+        [
+            position
+            for position, comm_table in enumerate(comm)
+            if not _update_table(comm_table, unwritten)
+        ]
+    ):
+        del comm[index]
+    for comm_table in comm:
+        new_figures = [figure for figure in COMM_FIGURES if figure not in _figures(comm_table)]
+        comm_table.update(unwritten.take(_read_selector(comm_table), new_figures))
+    if not comm:
+        table.pop("comm", None)
+        comm = tomlkit.aot()
+    for selector, values in _list_tables(unwritten.remaining()):
+        comm.append(_make_table(selector, values, is_inline=isinstance(comm, Array)))
+    if comm and "comm" not in table:
+        table["comm"] = comm
+
+
+def _update_table(table: Table, unwritten: _UnwrittenLimits) -> bool:
+    """Update the numbers of a table; False if no limit remains for it."""
+    values = unwritten.take(_read_selector(table), _figures(table))
+    if values:
+        _set_values(table, values, owned=BOUNDS)
+    return bool(values)
+
+
+def _read_selector(table: Table) -> Selector:
+    return read_selector(TomlLocation("", {}), {key: _unwrap(table[key]) for key in table})
+
+
+def _make_table(selector: Selector, values: Values, *, is_inline: bool) -> Table:
+    table = tomlkit.inline_table() if is_inline else tomlkit.table()
+    if not is_inline:
+        table.trivia.indent = "\n"  # an empty line before it
+    for key, field in SELECTORS.items():
+        selected = getattr(selector, field)
+        if isinstance(selected, tuple):
+            names = [str(value) for value in selected]
+            selected = (names[0] if len(names) == 1 else names) if names else None
+        if selected is not None:
+            table[key] = selected
+    for bound, value in values.items():
+        table[bound] = value
+    return table
+
+
+def _unwrap(value: Any) -> Any:
+    return value.unwrap() if hasattr(value, "unwrap") else value

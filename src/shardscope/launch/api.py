@@ -25,10 +25,18 @@ from shardscope.launch.request import Ending, Event, Job, JobEnded, Reason, Requ
 from shardscope.record import Gap, Recording, load, merge
 from shardscope.record.ranks import list_ranks
 
-INSTRUMENTS = ("memory", "trace")
+INSTRUMENTS = ("audit", "explain", "memory", "trace")
+"""What `run` can observe."""
+_ALONE = "memory"  # compiled functions run eagerly for it, so that it has a process of its own
 ROLES = "roles"
 GPU_NAMES = ("h200", "h100", "a100", "b200")
 PATIENCE_SECONDS = 60  # in which a process hardly uses the processor, until it counts as waiting
+MAX_DATA_RANKS = 16
+"""How many ranks a run with data may have: all of them run at once, on this machine."""
+COMPILE = "compile"
+"""The instrument "explain" that compiles the model if the program compiles nothing."""
+COVERAGE = "coverage"
+"""Tests the ops of the model's first call, and ends the program then."""
 OnEvent = Callable[[Event], None]
 
 
@@ -77,7 +85,7 @@ class RunResult:
     def failures(self) -> tuple[str, ...]:
         """Why ranks failed, if any did; ranks that failed in the same way share a sentence."""
         ranks: dict[str, set[int]] = defaultdict(set)
-        for ended in self._ended:
+        for ended in _without_consequences(self._ended):
             reason = _explain(ended)
             if reason is not None:
                 ranks[reason].add(ended.job.rank)
@@ -107,7 +115,9 @@ def run(
     steps: int = 2,
     gpu: str = "h200",
     is_module: bool = False,
+    data: bool = False,
     real: bool = False,
+    instruments: Iterable[str] = INSTRUMENTS,
     on_event: OnEvent = lambda event: None,
 ) -> RunResult:
     """Run an unmodified training program as ranks of a simulated cluster, without GPUs.
@@ -126,7 +136,10 @@ def run(
         steps: The number of training steps after which the program is ended.
         gpu: The GPU of the nodes: h200, h100, a100 or b200.
         is_module: Whether `script` is a module's name, as for `python -m`.
+        data: Compute with real numbers: all ranks run at once as processes of this machine, with
+            gloo, and its CPU in place of the GPUs. Memory is not estimated then.
         real: Run real ranks with torchrun on this machine instead, and trace them.
+        instruments: What to observe: any of audit, explain, memory and trace.
         on_event: Called when a rank has finished a step and when its process has ended.
 
     Examples:
@@ -142,7 +155,9 @@ def run(
         steps=steps,
         gpu=gpu,
         is_module=is_module,
+        data=data,
         real=real,
+        instruments=instruments,
         on_event=on_event,
     )
     if result.signal is not None:
@@ -159,24 +174,20 @@ def run_until_interrupted(
     steps: int,
     gpu: str,
     is_module: bool,
+    data: bool,
     real: bool,
     on_event: OnEvent,
+    instruments: Iterable[str] = INSTRUMENTS,
 ) -> RunResult:
     """As `run`, but an interruption ends the ranks and is a part of the result."""
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
-    if gpu not in GPU_NAMES:
-        raise LaunchError(f"The GPU {gpu!r} is not known. Choose one of {', '.join(GPU_NAMES)}.")
-    if steps < 1:
-        raise LaunchError(f"The number of steps is {steps}. Give at least 1.")
-    if real and num_nodes > 1:
-        raise LaunchError(
-            f"Real ranks on {num_nodes} nodes need a torchrun on each of them. Start one node at a "
-            "time, or simulate them."
-        )
-    text = "all" if real else ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
-    chosen = cluster.choose_ranks("0" if text == ROLES else text)
+    _check(cluster, gpu=gpu, steps=steps, data=data, real=real)
+    names = tuple(instruments)
+    is_everywhere = data or real  # all ranks run, and nothing is known of their memory
+    text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
+    chosen = cluster.choose_ranks("all" if is_everywhere else "0" if text == ROLES else text)
     interruption = _Interruption()
     with (
         interruption.watched(),
@@ -191,18 +202,19 @@ def run_until_interrupted(
             num_steps=steps,
             gpu=gpu,
             scratch=folder,
-            jobs=_make_jobs(chosen, ("trace",) if real else INSTRUMENTS),
-            num_parallel=os.cpu_count() or 1,
+            jobs=_make_jobs(chosen, _without_memory(names) if is_everywhere else names),
+            num_parallel=cluster.size if data else os.cpu_count() or 1,
             patience_s=PATIENCE_SECONDS,
+            has_data=data,
         )
         if real:
             ended = _run_torchrun(request, interruption)
         else:
             ended = _run_jobs(request, on_event, interruption)
         recording = _join(folder, ended)
-        if text == ROLES and recording is not None:
+        if text == ROLES and recording is not None and not is_everywhere:
             others = [rank for rank in cluster.find_roles(recording) if rank]
-            request = replace(request, jobs=_make_jobs(others), is_shown=False)
+            request = replace(request, jobs=_make_jobs(others, names), is_shown=False)
             ended += _run_jobs(request, on_event, interruption)
             recording = _join(folder, ended)
     if recording is not None:
@@ -210,8 +222,50 @@ def run_until_interrupted(
     return RunResult(recording, ended, interruption.signal)
 
 
-def _make_jobs(ranks: Iterable[int], instruments: Sequence[str] = INSTRUMENTS) -> tuple[Job, ...]:
-    return tuple(Job(rank=rank, instrument=name) for rank in ranks for name in instruments)
+def _check(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: bool) -> None:
+    if gpu not in GPU_NAMES:
+        raise LaunchError(f"The GPU {gpu!r} is not known. Choose one of {', '.join(GPU_NAMES)}.")
+    if steps < 1:
+        raise LaunchError(f"The number of steps is {steps}. Give at least 1.")
+    if data and real:
+        raise LaunchError(
+            "--data and --real were both given. --real starts the program with torchrun as it is; "
+            "--data puts the CPU in place of the GPUs that this machine lacks. Choose one of them."
+        )
+    if real and cluster.num_nodes > 1:
+        raise LaunchError(
+            f"Real ranks on {cluster.num_nodes} nodes need a torchrun on each of them. Start one "
+            "node at a time, or simulate them."
+        )
+    if data and cluster.size > MAX_DATA_RANKS:
+        raise LaunchError(
+            f"With --data all {cluster.size:,} ranks would run at once on this machine, which is "
+            f"limited to {MAX_DATA_RANKS}. Give smaller --nnodes or --nproc-per-node, or run "
+            "without --data."
+        )
+
+
+def _without_memory(instruments: tuple[str, ...]) -> tuple[str, ...]:
+    """The instruments that real ranks can have: the CPU's memory is not that of a GPU."""
+    if instruments == (_ALONE,):
+        raise LaunchError(
+            "The memory of a GPU is estimated without data only: with --data and --real the CPU "
+            "computes. Leave the option out."
+        )
+    return tuple(name for name in instruments if name != _ALONE)
+
+
+def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, ...]:
+    """A process for each rank, and one more for its memory."""
+    unknown = [name for name in instruments if name not in (*INSTRUMENTS, COMPILE, COVERAGE)]
+    if unknown or not instruments:
+        raise LaunchError(
+            f"The instruments are {', '.join(map(repr, unknown)) or 'none'}. Choose some of "
+            f"{', '.join(INSTRUMENTS)}."
+        )
+    together = "+".join(name for name in instruments if name != _ALONE)
+    processes = [_ALONE] * (_ALONE in instruments) + [together] * bool(together)
+    return tuple(Job(rank=rank, instrument=name) for rank in ranks for name in processes)
 
 
 def _run_torchrun(request: Request, interruption: _Interruption) -> list[JobEnded]:
@@ -255,7 +309,7 @@ def _run_jobs(request: Request, on_event: OnEvent, interruption: _Interruption) 
             on_event(event)
 
     with (
-        _started([*command, str(writing), str(os.getpid())], writing) as process,
+        _started(command, writing) as process,
         open(reading, "rb") as events,
     ):
         try:
@@ -358,6 +412,12 @@ def _merge_ranks(parts: list[Recording]) -> Recording:
     return merge(labelled) if len(labelled) > 1 else labelled[0]
 
 
+def _without_consequences(ended: Sequence[JobEnded]) -> list[JobEnded]:
+    """The jobs without those that failed because others had, unless that is all there is."""
+    causes = [job for job in ended if job.ending is None or not job.ending.is_consequence]
+    return causes if any(map(_explain, causes)) else list(ended)
+
+
 def _explain(ended: JobEnded) -> str | None:
     """Why a job failed: what follows "Rank 0"; None if it did not fail."""
     ending, place = ended.ending, "" if ended.place is None else f" at {ended.place}"
@@ -378,7 +438,7 @@ def _explain(ended: JobEnded) -> str | None:
         return f"died{place} before it could report."
     if ending.failure is not None:
         return ending.failure
-    return None if ending.num_steps else _explain_lack_of_steps(ending)
+    return None if ending.num_steps or ending.is_done else _explain_lack_of_steps(ending)
 
 
 def _explain_lack_of_steps(ending: Ending) -> str:
@@ -395,6 +455,6 @@ def _explain_lack_of_steps(ending: Ending) -> str:
         else "ended without calling a model"
     )
     return (
-        f"{fact}: neither an optimizer's step() nor, without optimizers, a backward. Check that "
-        "the program's arguments make it train."
+        f"{fact}: neither an optimizer's step() nor, without optimizers, an update of parameters. "
+        "Check that the program's arguments make it train."
     )

@@ -1,29 +1,40 @@
-"""Instruments that observe the steps of a program which knows nothing of them."""
+"""Counts and records the steps of a program that does not know that it is observed."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
-from msgspec.structs import replace
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from shardscope._torch.cuda.gpus import GPUS
+from shardscope._torch.dynamo_caches import quiet_compiler
+from shardscope._torch.fsdp import meshes_of
+from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
-from shardscope.compile.explain.explain import Explaining, explaining
+from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
+from shardscope.launch.steps import StepsDone
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit
+from shardscope.shard.coverage.coverage import coverage
 from shardscope.shard.memory.memory import ObservedSteps
+from shardscope.world import current_world
 
 Models = nn.Module | dict[str, nn.Module]
 
 
 class Instrument(Protocol):
     """Started at the first call of the model that is trained; stopped when the program ends."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has nothing left to observe, so that the program can be ended."""
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to observe: `models`, mostly one, are about to be called for the first time."""
@@ -37,23 +48,16 @@ class Instrument(Protocol):
 
 @final
 class TraceInstrument:
-    """Records collectives, how the model is sharded, and what torch.compile does."""
+    """Records collectives."""
+
+    is_done = False
 
     def __init__(self, stream: Path) -> None:
         self._stream = stream  # what is kept if the process dies
         self._trace: Trace | None = None
-        self._explaining: Explaining | None = None
-        self._audit: Recording | None = None
-        self._gaps: list[Gap] = []
-        self._stack = ExitStack()
 
     def start(self, models: list[nn.Module]) -> None:
-        """Audit the model, and begin to record."""
-        try:
-            self._audit = audit(models[0])
-        except Exception as error:  # noqa: BLE001 - an audit must not end the program
-            self._gaps.append(Gap(place="audit", fact=f"it could not be made ({error!r})"))
-        self._explaining = self._stack.enter_context(explaining())
+        """Begin to record."""
         self._trace = trace(find_models(models), stream=self._stream, force=True)
         self._trace.__enter__()
 
@@ -61,24 +65,178 @@ class TraceInstrument:
         """Collectives of all steps are recorded alike."""
 
     def stop(self, error: BaseException | None) -> Recording | None:
-        """End, and join what was recorded."""
-        if self._trace is None or self._explaining is None:
+        """End, and return the collectives."""
+        if self._trace is None:
             return None
         self._trace.__exit__(None if error is None else type(error), error, None)
+        return self._trace.recording
+
+
+@final
+class AuditInstrument:
+    """Reads how the model is sharded when it is called first."""
+
+    is_done = False
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Audit the model."""
+        try:
+            if not models:
+                raise ValueError("what the program trains is not called as a module")
+            self._recording = audit(models[0])
+        except Exception as error:  # noqa: BLE001 - an audit must not end the program
+            rank, size = read_identity()
+            gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
+            run = describe_run(rank, size, (), instrument="audit")
+            self._recording = Recording(run=run, gaps=(gap,))
+        self.is_done = True
+
+    def end_step(self) -> None:
+        """Nothing is left to observe."""
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """The audit."""
+        return self._recording
+
+
+@final
+class ExplainInstrument:
+    """Records what torch.compile does in the program.
+
+    With `must_compile`, the model is compiled on the inputs of its first call if the program itself
+    has compiled nothing in its first step; that ends the program.
+    """
+
+    is_done = False
+
+    def __init__(self, *, must_compile: bool = False) -> None:
+        self._must_compile = must_compile
+        self._explaining: Explaining | None = None
+        self._own: Recording | None = None
+        self._call: ModelCall | None = None
+        self._stack = ExitStack()
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Begin to observe."""
+        if self._must_compile and models:
+            self._call = ModelCall(models[0])
+        self._explaining = self._stack.enter_context(explaining())
+
+    def end_step(self) -> None:
+        """Compile the model after the first step, if the program has not compiled anything."""
+        call, self._call = self._call, None
+        if call is None or self._explaining is None or self._explaining.has_compiled:
+            return
+        name = f"{type(call.model).__name__}, compiled on the inputs of its first call"
+        with ExitStack() as stack:
+            stack.enter_context(suppress(Exception))  # of which the explanation tells
+            own = stack.enter_context(explaining(target=name))
+            stack.enter_context(quiet_compiler())
+            torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
+        self._own = own.recording
+        self.is_done = True
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """End, and return the graphs; None if there were none."""
+        if self._explaining is None:
+            return None
         self._stack.close()
-        recordings = [self._trace.recording]
-        explanation = self._explaining.recording
-        if any(record.graphs for record in explanation.explanations):
-            recordings.append(explanation)
-        if self._audit is not None:
-            recordings.append(self._audit)
-        recording = merge(recordings) if len(recordings) > 1 else recordings[0]
-        return replace(recording, gaps=(*recording.gaps, *self._gaps))
+        recording = self._own or self._explaining.recording
+        has_graphs = any(record.graphs for record in recording.explanations)
+        return recording if has_graphs or self._must_compile else None
+
+
+@final
+class CoverageInstrument:
+    """Tests which ops of the model can run sharded, on the inputs of its first call."""
+
+    is_done = False
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Wait for the call of the model."""
+        ModelCall(models[0], self._cover)
+
+    def end_step(self) -> None:
+        """The program is ended before."""
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """The coverage."""
+        return self._recording
+
+    def _cover(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mesh = next(meshes_of(model), None)
+        if mesh is None:
+            world = current_world()
+            size = dist.get_world_size() if dist.is_initialized() or world is None else world.size
+            mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("ranks",))
+        self._recording = coverage(model, *args, mesh=mesh, **kwargs)
+        self.is_done = True
+        raise StepsDone
+
+
+@final
+class CombinedInstrument:
+    """Several instruments in one process, and one recording of what they recorded."""
+
+    def __init__(self, instruments: Sequence[Instrument]) -> None:
+        self._instruments = instruments
+
+    @property
+    def is_done(self) -> bool:
+        """Whether none of them has anything left to observe."""
+        return all(instrument.is_done for instrument in self._instruments)
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Start all."""
+        for instrument in self._instruments:
+            instrument.start(models)
+
+    def end_step(self) -> None:
+        """Tell all that a step has ended."""
+        for instrument in self._instruments:
+            instrument.end_step()
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """End all, the last one first."""
+        recordings = [instrument.stop(error) for instrument in reversed(self._instruments)]
+        present = [recording for recording in recordings if recording is not None]
+        return merge(present) if len(present) > 1 else next(iter(present), None)
+
+
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+@final
+class ModelCall:
+    """The arguments of the next call of a model, which is about to happen.
+
+    `on_call` is called with the model and them before the call.
+    """
+
+    def __init__(self, model: nn.Module, on_call: OnCall = lambda *_: None) -> None:
+        self.model = model
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self._on_call = on_call
+        self._hook = model.register_forward_pre_hook(self._note, prepend=True, with_kwargs=True)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._hook.remove()
+        self._on_call(module, args, kwargs)
 
 
 @final
 class MemoryInstrument:
     """Estimates the memory of the steps; compiled functions run eagerly."""
+
+    is_done = False
 
     def __init__(self, device_bytes: int | None) -> None:
         self._device_bytes = device_bytes
@@ -109,6 +267,8 @@ class MemoryInstrument:
 class NoInstrument:
     """Records nothing."""
 
+    is_done = False
+
     def start(self, models: list[nn.Module]) -> None:
         """Do nothing."""
 
@@ -120,11 +280,21 @@ class NoInstrument:
         return None
 
 
-def make_instrument(name: str, gpu: str, *, stream: Path) -> Instrument:
-    """The instrument of that name for a GPU: "trace", "memory", or one that records nothing."""
-    if name == "trace":
-        return TraceInstrument(stream)
-    return MemoryInstrument(GPUS[gpu].total_memory) if name == "memory" else NoInstrument()
+def make_instrument(names: str, gpu: str, *, stream: Path) -> Instrument:
+    """The instruments of these names, joined by "+"; one that records nothing for others.
+
+    `stream` is the file to which collectives are written as they happen.
+    """
+    makers: dict[str, Callable[[], Instrument]] = {
+        "audit": AuditInstrument,
+        "explain": ExplainInstrument,
+        "compile": lambda: ExplainInstrument(must_compile=True),
+        "coverage": CoverageInstrument,
+        "trace": lambda: TraceInstrument(stream),
+        "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
+    }
+    instruments = [makers[name]() for name in names.split("+") if name in makers]
+    return CombinedInstrument(instruments) if instruments else NoInstrument()
 
 
 def find_models(called: list[nn.Module]) -> Models:
@@ -139,13 +309,9 @@ def find_models(called: list[nn.Module]) -> Models:
     roots = called + [
         module
         for module in modules
-        if id(module) not in children | known and any(map(_is_trained, module.parameters()))
+        if id(module) not in children | known and any(p.requires_grad for p in module.parameters())
     ]
     return roots[0] if len(roots) == 1 else dict(_name_models(roots))
-
-
-def _is_trained(parameter: torch.Tensor) -> bool:
-    return parameter.requires_grad
 
 
 def _name_models(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -12,16 +12,16 @@ import os
 import pkgutil
 import shlex
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from multiprocessing import context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, final
 from unittest import mock
 
 from shardscope.errors import LaunchError
@@ -130,14 +130,12 @@ def _use_spec(spec: ModuleSpec | None, main: ModuleType, name: str) -> CodeType:
 
 
 @contextmanager
-def launched_in_place(
-    local_rank: int, on_error: Callable[[BaseException], None] = lambda error: None
-) -> Iterator[None]:
-    """Let a program that starts the processes of its ranks itself run as one of them.
+def launched_in_place(local_rank: int) -> Iterator[None]:
+    """Let a program that starts the processes of its ranks itself run as one of them, here.
 
     `torch.multiprocessing.spawn` and torchrun's `launch_agent` call the function or program of one
-    process in this process. Processes that the program starts by hand are forked, so that they find
-    the simulated devices too; `on_error` gets the exceptions that end their functions.
+    process in this process, and so does the process with that number among those that the program
+    starts by hand.
     """
     import torch.multiprocessing as multiprocessing
     from torch.distributed.launcher import api as elastic
@@ -159,25 +157,13 @@ def launched_in_place(
         _read_command([entrypoint, *args]).run()
         return {local_rank: None}
 
-    run = BaseProcess.run
-
-    def run_and_report(process: BaseProcess) -> None:
-        try:
-            run(process)
-        except Exception as error:
-            on_error(error)
-            raise
-
     module = sys.modules["torch.multiprocessing.spawn"]
     with ExitStack() as stack:
         for owner in (multiprocessing, module):
             for name in ("spawn", "start_processes"):
                 stack.enter_context(mock.patch.object(owner, name, spawn))
         stack.enter_context(mock.patch.object(elastic, "launch_agent", launch_agent))
-        contexts = context._concrete_contexts  # type: ignore[attr-defined]
-        forked = dict.fromkeys(("spawn", "forkserver"), contexts["fork"])
-        stack.enter_context(mock.patch.dict(contexts, forked))
-        stack.enter_context(mock.patch.object(BaseProcess, "run", run_and_report))
+        stack.enter_context(_TrainingProcesses(local_rank).replaced())
         yield
 
 
@@ -203,3 +189,77 @@ def _read_command(command: list[str]) -> Program:
     is_module = words[0] == "-m"
     script, *args = words[is_module:]
     return Program(script, tuple(args), is_module)
+
+
+@final
+class _TrainingProcesses:
+    """Processes that a program starts to train: the one with the number `index` runs here.
+
+    Daemons and processes of libraries, such as the workers of a data loader, start as always.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._started: list[BaseProcess] = []
+        self._has_run = False
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """Replace the start of processes until the context ends."""
+        start = BaseProcess.start
+
+        def start_or_run(process: BaseProcess) -> None:
+            if not _trains(process):
+                start(process)
+                return
+            self._started.append(process)
+            process._popen = _ProcessInPlace(self.run_last)  # type: ignore[attr-defined]
+            if len(self._started) - 1 == self._index:
+                self._run(process)
+
+        with mock.patch.object(BaseProcess, "start", start_or_run):
+            yield
+
+    def run_last(self) -> None:
+        """Run the last process, if the program has started fewer than there are ranks."""
+        if not self._has_run:
+            self._run(self._started[-1])
+
+    def _run(self, process: BaseProcess) -> None:
+        self._has_run = True
+        process.run()
+
+
+@final
+class _ProcessInPlace:
+    """What a `Process` asks about its process: it has ended well, at the latest when joined."""
+
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        self.pid = os.getpid()
+        self.returncode = 0
+        self._on_wait = on_wait
+
+    def poll(self) -> int:
+        """The exit code."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait, and return the exit code."""
+        self._on_wait()
+        return self.returncode
+
+    def end(self) -> None:
+        """It has ended already."""
+
+    terminate = kill = close = end
+
+
+def _trains(process: BaseProcess) -> bool:
+    target = getattr(process, "_target", None)
+    function = process.run if target is None else target
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None) or ""
+    return (
+        not process.daemon
+        and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+        and (not file.startswith(sysconfig.get_path("stdlib")))
+    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections import Counter
@@ -14,23 +16,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 from unittest import mock
 
 import msgspec
 from msgspec.structs import replace
+from torch import nn
 
-from shardscope._torch.checkpoints import skipped_checkpoints
+from shardscope._torch.checkpoints import loaded_with_data, skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, find_line, suggest_remedy
 from shardscope.launch.cluster import Cluster
+from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
 from shardscope.launch.instruments import make_instrument
 from shardscope.launch.program import Program, launched_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Gap, save
-from shardscope.world.mailbox import Mailbox
+from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -39,34 +43,52 @@ _END_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 2) - 2  # programs us
 _NO_WRITES = (
     "In a simulation, code that is not Python may write to the folder for temporary files only."
 )
+_ONE_STEP = (
+    "ended after its first step. It does not call what it trains as a module, so that only later "
+    "steps can be observed. Give it at least two more steps to take."
+)
 _MAX_COMMANDS, _MAX_COMMAND = 3, 80  # and the number of characters of each
+_LOST_RANK = re.compile(r"Connection (closed|reset) by peer|Broken pipe")  # what gloo raises
 
 
 class EndOfRun(BaseException):
     """Ends a program that waits, or whose run was interrupted. Not an Exception, as StepsDone."""
 
 
+class RankSurroundings(Protocol):
+    """What a program finds around it as a rank."""
+
+    def find_gaps(self) -> Iterator[Gap]:
+        """Where it differs from what the program would find in the cluster."""
+
+
 @final
 class ProgramRun:
     """Runs a program while it is observed, and saves what was recorded, however the program ends.
 
-    Processes that the program forks inherit this object. The results are those of the process that
-    started the run, unless a forked one joins the process group as this rank (`take_over`).
+    Processes that the program forks inherit this object; their results do not count. With
+    `evaluations`, the program runs on tensors without data, and its evaluations are shortened.
     """
 
     def __init__(
-        self, request: Request, job: Job, program: Program, *, rank: SimulatedRank | None = None
+        self,
+        request: Request,
+        job: Job,
+        program: Program,
+        *,
+        rank: RankSurroundings | None = None,
+        evaluations: RepeatedEvaluations | None = None,
     ) -> None:
         self._request, self._job, self._rank = request, job, rank
         self._program = program
-        self._folder = Path(request.scratch, job.stem)
-        self._folder.mkdir(exist_ok=True)
-        self._instrument = make_instrument(
-            job.instrument, request.gpu, stream=self._folder / "trace.jsonl"
-        )
+        self._evaluations = evaluations
+        folder = Path(request.scratch, job.stem)
+        folder.mkdir(exist_ok=True)
+        stream = folder / "trace.jsonl"
+        self._instrument = make_instrument(job.instrument, request.gpu, stream=stream)
         self._counter = StepCounter(
             request.num_steps,
-            on_start=self._instrument.start,
+            on_start=self._start,
             on_step=self._end_step,
             on_refusal=self._end_at_once,
         )
@@ -86,17 +108,22 @@ class ProgramRun:
         try:
             with self._counter.watching(), self._reported_exits(), self._reported_threads():
                 self._program.run()
-        except (StepsDone, EndOfRun) as stop:
-            error = stop if isinstance(stop, EndOfRun) else None
+        except StepsDone:
+            pass
+        except EndOfRun as stop:
+            error = stop
         except SystemExit as stop:
             code = _read_exit_code(stop)
-            failure = f"called sys.exit({code}){_locate(find_line(stop))}." if code else None
+            if code and isinstance(stop.__context__, Exception):  # as hydra does after an exception
+                error, failure = stop.__context__, self._explain(stop.__context__)
+            elif code:
+                failure = f"called sys.exit({code}){_locate(find_line(stop))}."
         except BaseException as raised:  # noqa: BLE001 - a program may raise anything
             error, code = raised, 1
-            if not self._counter.is_done:
+            if not self._is_done:
                 traceback.print_exception(raised.with_traceback(_without_ours(raised)))
-                failure = f"failed: {_explain(raised, is_simulated=self._rank is not None)}"
-        if self.is_in_fork:
+                failure = self._explain(raised)
+        if self._is_in_fork:
             _flush()
             self._exit(code)
         self._finish(failure or self._thread_failure, error)
@@ -107,7 +134,7 @@ class ProgramRun:
         signal.pthread_kill(threading.main_thread().ident or 0, _END_SIGNAL)
 
     def _raise_end(self, number: int, frame: FrameType | None) -> None:
-        if not self._ending.locked() and not self.is_in_fork:
+        if not self._ending.locked() and not self._is_in_fork:
             raise EndOfRun("shardscope has ended the program")
 
     def _note_command(self, event: str, args: Sequence[Any]) -> None:
@@ -116,43 +143,57 @@ class ProgramRun:
             words = [command] if isinstance(command, str | bytes) else command
             self._commands.append(shlex.join(os.fsdecode(word) for word in words)[:_MAX_COMMAND])
 
-    def take_over(self) -> None:
-        """Make this process, which the program has forked, the one whose results count."""
-        self._owner = os.getpid()
-        self._counter.ends_at_once = True  # who forked it would report an exception as a failure
-
-    def note_error(self, error: BaseException) -> None:
-        """An exception ends the function of a process that the program has started by hand."""
-        if not self.is_in_fork:
-            self._finish(f"failed: {_explain(error, is_simulated=True)}", error)
-
-    def leave(self) -> NoReturn:
-        """End this process, which the program has forked for another rank."""
-        _flush()
-        self._exit(0)
-
     @property
-    def is_in_fork(self) -> bool:
+    def _is_in_fork(self) -> bool:
         """Whether this is a process that the program has forked, and whose results do not count."""
         return os.getpid() != self._owner
 
+    @property
+    def _is_done(self) -> bool:
+        """Whether the program was told to end; what it does then is no failure."""
+        return self._counter.is_done or self._instrument.is_done
+
+    def _start(self, models: list[nn.Module]) -> None:
+        if self._evaluations is not None:
+            self._evaluations.is_training = True
+        self._instrument.start(models)
+        if self._instrument.is_done:
+            self._counter.end()
+
+    def _end_step(self) -> None:
+        self._instrument.end_step()
+        if not self._is_in_fork:
+            _write(self._path("steps.json"), str(self._counter.num_steps).encode())
+        if self._instrument.is_done:
+            self._counter.end()
+
+    def _end_at_once(self) -> NoReturn:
+        """End a program that goes on after StepsDone was raised."""
+        if not self._is_in_fork:
+            self._finish(None, None)
+        _flush()
+        self._exit(0)
+
     def _finish(self, failure: str | None, error: BaseException | None) -> None:
         """Stop the instrument and save what it has recorded; only the first call does."""
-        if not self._ending.acquire(blocking=False) or self._path("ending.json").exists():
+        if not self._ending.acquire(blocking=False):
             return
-        if self._counter.is_done:
-            failure = error = None  # what the program did when it was told to end
-        self._counter.finish()
+        with contextlib.suppress(StepsDone):
+            self._counter.finish()
+        if self._is_done:
+            failure = error = None
+        elif self._counter.num_steps and not self._counter.has_started and error is None:
+            failure = failure or _ONE_STEP
         recording = self._instrument.stop(error)
         if recording is not None and self._rank is not None:
-            gaps = (*recording.gaps, *self._rank.find_gaps(), *self._find_gaps())
-            recording = replace(recording, gaps=gaps)
+            recording = replace(recording, gaps=(*recording.gaps, *self._rank.find_gaps()))
         ending = Ending(
             num_steps=self._counter.num_steps,
-            is_done=self._counter.is_done,
+            is_done=self._is_done,
             num_calls=self._counter.num_calls,
             commands=tuple(self._commands),
             failure=failure,
+            is_consequence=_LOST_RANK.search(str(error)) is not None,
         )
         if recording is not None:
             save(recording, self._path("json"), force=True)
@@ -161,24 +202,12 @@ class ProgramRun:
     def _path(self, ending: str) -> Path:
         return Path(self._request.scratch, f"{self._job.stem}.{ending}")
 
-    def _find_gaps(self) -> Iterator[Gap]:
-        if self._counter.num_backwards:
-            fact = (
-                "the program has made no optimizer of torch's: each backward is counted as a step, "
-                "and how it updates its parameters is not known"
-            )
-            yield Gap(place="steps", rank=self._job.rank, fact=fact)
-
-    def _end_step(self) -> None:
-        self._instrument.end_step()
-        if not self.is_in_fork:
-            _write(self._path("steps.json"), str(self._counter.num_steps).encode())
-
-    def _end_at_once(self) -> NoReturn:
-        """End a program that goes on after StepsDone was raised."""
-        if not self.is_in_fork:
-            self._finish(None, None)
-        self.leave()
+    def _explain(self, error: BaseException, how: str = "failed") -> str:
+        is_simulated = self._evaluations is not None
+        remedy = suggest_remedy(error, has_data=not is_simulated)
+        if is_simulated and not remedy and "Permission denied" in str(error):
+            remedy = _NO_WRITES
+        return f"{how}: {describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
 
     @contextmanager
     def _reported_threads(self) -> Iterator[None]:
@@ -190,8 +219,7 @@ class ProgramRun:
             if isinstance(error, StepsDone | EndOfRun):
                 return
             if error is not None and self._thread_failure is None:
-                text = _explain(error, is_simulated=self._rank is not None)
-                self._thread_failure = f"failed in a thread: {text}"
+                self._thread_failure = self._explain(error, "failed in a thread")
             report(args)
 
         with mock.patch.object(threading, "excepthook", note):
@@ -202,7 +230,7 @@ class ProgramRun:
         """Save the results before `os._exit` ends the process."""
 
         def report(status: int) -> None:
-            if not self.is_in_fork:
+            if not self._is_in_fork:
                 source = read_stack(sys._getframe(1)).source
                 place = _locate(None if source is None else (source.file, source.line))
                 self._finish(f"called os._exit({status}){place}." if status else None, None)
@@ -243,13 +271,13 @@ class SimulatedRank:
         self._mail = str(Path(request.scratch, MAIL))
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
+        self._kernels: Counter[tuple[str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
-        self._run: ProgramRun | None = None
+        self.evaluations = RepeatedEvaluations()
 
     @contextmanager
-    def entered(self, run: ProgramRun | None = None) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
         """Simulate the environment, the GPUs and the process groups until the context ends."""
-        self._run = run
         environment = dict(os.environ)
         os.environ.update(self._cluster.environment(self._rank))
         set_scratch_environment(self._scratch)
@@ -262,13 +290,16 @@ class SimulatedRank:
                 mailbox=Mailbox(self._mail, self._rank),
                 on_join=self._note_rank,
                 on_read=self._note_read,
+                on_kernel=self._note_kernel,
             ),
-            launched_in_place(self._rank % self._cluster.num_per_node, self._note_error),
+            launched_in_place(self._rank % self._cluster.num_per_node),
             skipped_checkpoints(self._note_skip),
+            loaded_with_data(),
+            self.evaluations.repeated(),
             ScratchFiles(self._scratch, unchanged=self._unchanged).redirected(),
         )
         with ExitStack() as stack:
-            stack.callback(_set_environment, environment)
+            stack.callback(set_environment, environment)
             for context in contexts:
                 stack.enter_context(context)
             yield
@@ -276,45 +307,54 @@ class SimulatedRank:
     def find_gaps(self) -> Iterator[Gap]:
         """Where the simulation had to make something up, or left something out."""
         for (place, what, stand_in), count in self._reads.items():
-            fact = f"{what} read values that are not known in a simulation, {_times(count)}: "
+            fact = (
+                f"{what} read values that are not known in a simulation, {describe_times(count)}: "
+            )
             yield Gap(place=place, rank=self._rank, fact=fact + stand_in)
         for (place, what), count in self._skips.items():
-            fact = f"{what} was called {_times(count)}: tensors without data are not saved"
+            fact = f"{what} was called {describe_times(count)}: tensors without data are not saved"
             yield Gap(place=place, rank=self._rank, fact=fact)
-        if self._joined != (self._rank, self._cluster.size):
-            rank, size = self._joined
+        for (place, what), count in self._kernels.items():
             fact = (
-                f"the program joined as rank {rank:,} of {size:,}, although it was started as rank "
-                f"{self._rank:,} of {self._cluster.size:,}"
+                f"the Triton kernel {what} was launched {describe_times(count)} and not run: what "
+                "it computes or sends is not known"
             )
-            yield Gap(place="world", rank=self._rank, fact=fact)
+            yield Gap(place=place, rank=self._rank, fact=fact)
+        yield from self.evaluations.find_gaps(self._rank)
+        yield from explain_join(self._joined, (self._rank, self._cluster.size))
 
     def _note_rank(self, rank: int, size: int) -> None:
-        """The program joins; if it has started processes for all ranks, those of others end."""
         self._joined = (rank, size)
-        if self._run is not None and self._run.is_in_fork:
-            if rank != self._rank % size:
-                self._run.leave()
-            self._run.take_over()
-
-    def _note_error(self, error: BaseException) -> None:
-        if self._run is not None:
-            self._run.note_error(error)
 
     def _note_read(self, what: str, stand_in: str) -> None:
-        self._reads[_find_line("values"), what, stand_in] += 1
+        self._reads[name_running_line("values"), what, stand_in] += 1
+
+    def _note_kernel(self, name: str) -> None:
+        self._kernels[name_running_line("kernels"), name] += 1
 
     def _note_skip(self, what: str) -> None:
-        self._skips[_find_line("checkpoints"), what] += 1
+        self._skips[name_running_line("checkpoints"), what] += 1
 
 
-def _set_environment(variables: dict[str, str]) -> None:
+def explain_join(joined: tuple[int, int], started: tuple[int, int]) -> Iterator[Gap]:
+    """A gap if a program joined as another rank, or of another number, than it was started as."""
+    if joined != started:
+        fact = (
+            f"the program joined as rank {joined[0]:,} of {joined[1]:,}, although it was started "
+            f"as rank {started[0]:,} of {started[1]:,}"
+        )
+        yield Gap(place="world", rank=started[0], fact=fact)
+
+
+def set_environment(variables: dict[str, str]) -> None:
+    """Make `variables` the environment of this process."""
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # the folder that was read from the environment before
 
 
-def _find_line(otherwise: str) -> str:
-    """The program's line that is running."""
+def name_running_line(otherwise: str) -> str:
+    """The program's line that is running, as "train.py:3"."""
     source = read_stack(sys._getframe(2)).source
     return otherwise if source is None else f"{source.file}:{source.line}"
 
@@ -326,14 +366,8 @@ def _read_exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def _explain(error: BaseException, *, is_simulated: bool) -> str:
-    remedy = suggest_remedy(error, has_data=not is_simulated)
-    if is_simulated and not remedy and "Permission denied" in str(error):
-        remedy = _NO_WRITES
-    return f"{describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
-
-
-def _times(count: int) -> str:
+def describe_times(count: int) -> str:
+    """`once` or `3 times`."""
     return "once" if count == 1 else f"{count:,} times"
 
 

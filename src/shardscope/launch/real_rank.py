@@ -22,7 +22,7 @@ def main() -> None:
     """Run the program of the request as the rank that the environment names."""
     request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Request)
     del sys.path[0]  # this folder, because of -m
-    job = Job(rank=int(os.environ["RANK"]), instrument="trace")
+    job = Job(rank=int(os.environ["RANK"]), instrument=request.jobs[0].instrument)
     program = Program(request.script, request.args, request.is_module)
     code = ProgramRun(request, job, program).run()
     sys.stdout.flush()

@@ -13,7 +13,7 @@ MAIL = "mail"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: the program as one rank, observed by one instrument."""
+    """One process: the program as one rank, observed by `instrument`, several joined by "+"."""
 
     rank: int
     instrument: str
@@ -33,7 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the warm process needs to run the program.
 
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
-    counts as waiting if it hardly uses the processor for `patience_s` seconds.
+    counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
+    jobs are all ranks of the cluster and run at once, on data.
     """
 
     script: str
@@ -48,14 +49,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_parallel: int
     is_shown: bool = True
     patience_s: float = 60
+    has_data: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How the program of a job ended.
 
-    `failure` says why it failed, in words that follow the rank; None if it did not. `is_done` says
-    that it has finished all steps, `num_calls` how often its models were called, and `commands` are
-    the first programs that it has started.
+    `failure` says why it failed, in words that follow the rank; None if it did not.
+    `is_consequence` says that it failed because another rank had left the group. `is_done` says
+    that we have ended it, because it has finished all steps or nothing more was to be observed.
+    `num_calls` is how often its models were called, and `commands` are the first programs that it
+    has started.
     """
 
     num_steps: int = 0
@@ -63,6 +67,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int = 0
     commands: tuple[str, ...] = ()
     failure: str | None = None
+    is_consequence: bool = False
 
 
 class StepsEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -21,6 +21,7 @@ from typing import NoReturn, final
 
 import msgspec
 
+from shardscope.launch.data_rank import DataRank
 from shardscope.launch.processes import (
     StackFile,
     adopt_orphans,
@@ -44,7 +45,7 @@ from shardscope.launch.request import (
     StepsEnded,
 )
 from shardscope.launch.write_guard import forbid_writes
-from shardscope.world.mailbox import NEEDED
+from shardscope.world.objects import NEEDED
 
 __frames__ = "outermost"  # our callers are not the user's program
 
@@ -272,12 +273,19 @@ def _run_job(request: Request, job: Job, orders: int) -> NoReturn:
             _redirect_output(Path(request.scratch, f"{job.stem}.log"))
         sys.dont_write_bytecode = True  # Python would write it next to the program
         forbid_writes(apart_from=(request.scratch, "/dev", "/proc", "/sys"))
-        program = Program(request.script, request.args, request.is_module)
-        rank = SimulatedRank(request, job)
-        run = ProgramRun(request, job, program, rank=rank)
+        rank = DataRank(request, job) if request.has_data else SimulatedRank(request, job)
+        run = ProgramRun(
+            request,
+            job,
+            Program(request.script, request.args, request.is_module),
+            rank=rank,
+            evaluations=rank.evaluations if isinstance(rank, SimulatedRank) else None,
+        )
         threading.Thread(target=_follow_orders, args=(orders, run), daemon=True).start()
-        with rank.entered(run):
+        with rank.entered():
             code = run.run()
+        if isinstance(rank, DataRank) and code == 0:
+            rank.wait_for_others()
         end_helpers()
     finally:
         with contextlib.suppress(Exception):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import gc
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, final
-from unittest import mock
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from shardscope._torch.autograd import watched_backwards
 from shardscope._torch.module_calls import watch_module_calls
+from shardscope._torch.process_groups.host_data import watched_writes
 from shardscope._torch.process_groups.launched import watched_schedules
 
 
@@ -25,11 +28,12 @@ class StepsDone(BaseException):
 
 @final
 class StepCounter:
-    """Counts steps: an optimizer has stepped, and the model is called again or the program ends.
+    """Counts steps: the optimizers have stepped, and a model is called again or the program ends.
 
-    Several optimizers that step between two calls of the model count as one step, and so does an
-    optimizer that calls the model itself, by a closure. A program that has made no optimizer
-    updates its parameters itself: there, each backward counts as a step.
+    A step contains one step of each optimizer, as those of a generator and its discriminator, or
+    of Muon and AdamW. If an optimizer steps twice before others do, these do not count. A closure
+    by which an optimizer calls the model belongs to the optimizer's step. A program without
+    optimizers steps when it writes to its parameters outside the model.
 
     After the last step StepsDone is raised, so that the program's `finally` and `with` blocks run.
     If the program catches it and calls the model again, `on_refusal` is called, which ends it.
@@ -44,33 +48,39 @@ class StepCounter:
         on_refusal: Callable[[], None],
     ) -> None:
         self.num_steps = 0
+        self.num_calls = 0  # of models
         self.has_started = False
         self.is_done = False  # the program was told to end
-        self.ends_at_once = False  # instead of raising StepsDone
-        self.num_backwards = 0  # that counted as steps
-        self.num_calls = 0  # of models
         self._limit = limit
         self._on_start = on_start
         self._on_step = on_step
         self._on_refusal = on_refusal
         self._depth = threading.local()
+        self._process = os.getpid()
+        self._thread = threading.get_ident()  # the one that trains
         self._has_stepped = False
-        self._has_optimizer = False
+        self._num_in_optimizer = 0
+        self._stepped: set[int] = set()  # parameters that were updated in this step, by id
+        self._idle: set[int] = set()  # optimizers that do not step in each step, by id
+        self._stack = ExitStack()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Observe modules and optimizers until the context ends."""
-        hook = register_optimizer_step_post_hook(self._end_optimizer)
+        hooks = [
+            register_optimizer_step_pre_hook(self._begin_optimizer),
+            register_optimizer_step_post_hook(self._end_optimizer),
+        ]
         try:
             with (
+                self._stack,
                 watch_module_calls(self),
                 watched_schedules(self._enter, self._leave),
-                watched_backwards(self._end_backward),
-                _noted_optimizers(self._note_optimizer),
             ):
                 yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def enter(self, module: nn.Module) -> None:
         """Called when a module is called; raises StepsDone after the last step."""
@@ -80,6 +90,11 @@ class StepCounter:
         """Called when a module's call ends."""
         self._leave()
 
+    def end(self) -> NoReturn:
+        """Tell the program to end."""
+        self.is_done = True
+        raise StepsDone
+
     def finish(self) -> None:
         """Count the last step of a program that has ended by itself."""
         if self._has_stepped:
@@ -87,7 +102,7 @@ class StepCounter:
 
     def _enter(self, modules: list[nn.Module]) -> None:
         depth = getattr(self._depth, "value", 0)
-        if depth == 0:
+        if depth == 0 and os.getpid() == self._process:  # else in a worker of a data loader
             self._begin_outermost(modules)
         self._depth.value = depth + 1
 
@@ -96,49 +111,85 @@ class StepCounter:
 
     def _begin_outermost(self, modules: list[nn.Module]) -> None:
         self.num_calls += 1
-        if self.is_done:
-            self._on_refusal()
-        if self._has_stepped:
+        is_next = self._has_stepped and not self._num_in_optimizer
+        if is_next and threading.get_ident() == self._thread and not self._find_pending():
             self._count()
-            if self.num_steps >= self._limit:
-                self.is_done = True
-                if self.ends_at_once:
-                    self._on_refusal()
-                raise StepsDone
+        self._end_if_done()
         if not self.has_started and torch.is_grad_enabled() and any(map(_is_trained, modules)):
-            self.has_started = True
-            self._on_start(modules)
+            self._start(modules)
+
+    def _start(self, modules: list[nn.Module]) -> None:
+        self.has_started = True
+        self._on_start(modules)
+        if not any(True for _ in _find_objects(Optimizer)):
+            parameters = (p for module in _find_objects(nn.Module) for p in module.parameters())
+            writes = watched_writes(filter(_requires_grad, parameters), self._note_write)
+            self._stack.enter_context(writes)
+
+    def _find_pending(self) -> list[Any]:
+        """The optimizers of the program's models that have not stepped in this step."""
+        optimizers = [
+            optimizer
+            for optimizer in _find_objects(Optimizer)
+            if id(optimizer) not in self._idle and not self._stepped & _parameter_ids(optimizer)
+        ]
+        if not optimizers:
+            return []
+        modules = _find_objects(nn.Module)
+        trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        return [optimizer for optimizer in optimizers if trained & _parameter_ids(optimizer)]
 
     def _count(self) -> None:
         self._has_stepped = False
+        self._stepped.clear()
         self.num_steps += 1
         self._on_step()
 
-    def _end_optimizer(self, *_: Any) -> None:
+    def _end_if_done(self) -> None:
+        if self.is_done:
+            self._on_refusal()
+        if self.num_steps >= self._limit:
+            self.end()
+
+    def _begin_optimizer(self, optimizer: Any, *_: Any) -> None:
+        if not self._num_in_optimizer and self._stepped & _parameter_ids(optimizer):
+            self._idle.update(map(id, self._find_pending()))
+            if not self.has_started:  # what is trained is no module: observe the steps that follow
+                self._has_stepped = False
+                self._stepped.clear()
+                self._start([])
+            else:
+                self._count()
+                self._end_if_done()
+        self._num_in_optimizer += 1
+
+    def _end_optimizer(self, optimizer: Any, *_: Any) -> None:
+        self._num_in_optimizer = max(0, self._num_in_optimizer - 1)
         self._has_stepped = True
+        self._thread = threading.get_ident()
+        self._stepped |= _parameter_ids(optimizer)
 
-    def _end_backward(self) -> None:
-        if self.has_started and not self._has_optimizer:
+    def _note_write(self) -> None:
+        if not getattr(self._depth, "value", 0):
             self._has_stepped = True
-            self.num_backwards += 1
 
-    def _note_optimizer(self) -> None:
-        self._has_optimizer = True
+
+def _find_objects(kind: type[Any]) -> Iterator[Any]:
+    # By the type: a weak proxy claims to be an instance of what it refers to.
+    return (value for value in gc.get_objects() if issubclass(type(value), kind))
+
+
+def _parameter_ids(optimizer: Any) -> set[int]:
+    try:
+        groups: Iterable[Any] = optimizer.param_groups
+    except AttributeError:  # a wrapper that has not been given its optimizer
+        return set()
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def _is_trained(module: nn.Module) -> bool:
-    return module.training and any(p.requires_grad for p in module.parameters())
+    return module.training and any(map(_requires_grad, module.parameters()))
 
 
-@contextmanager
-def _noted_optimizers(on_optimizer: Callable[[], None]) -> Iterator[None]:
-    """Call `on_optimizer` when the program makes an optimizer of torch's or of a subclass."""
-    make = Optimizer.__init__
-
-    @functools.wraps(make)
-    def make_and_note(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        on_optimizer()
-        make(self, *args, **kwargs)
-
-    with mock.patch.object(Optimizer, "__init__", make_and_note):
-        yield
+def _requires_grad(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope.parallel.api import parallelize
-    from shardscope.parallel.program import ParallelProgram as ParallelProgram
+    from shardscope.parallel.program import ParallelProgram
     from shardscope.plan.placements import Partial, Replicate, Shard
-    from shardscope.plan.plan import Plan as Plan
-    from shardscope.plan.styles import Colwise as Colwise
-    from shardscope.plan.styles import ModuleInput as ModuleInput
-    from shardscope.plan.styles import ModuleOutput as ModuleOutput
-    from shardscope.plan.styles import Replicated as Replicated
-    from shardscope.plan.styles import Rowwise as Rowwise
-    from shardscope.plan.styles import Sequence as Sequence
+    from shardscope.plan.plan import Plan
+    from shardscope.plan.styles import (
+        Colwise,
+        ModuleInput,
+        ModuleOutput,
+        Replicated,
+        Rowwise,
+        Sequence,
+    )
 
 _HOMES = {
     "Colwise": "shardscope.plan.styles",

@@ -16,10 +16,17 @@ import torch
 from torch.export import ExportedProgram
 
 from shardscope.errors import PlanError
-from shardscope.parallel.ir.graph import OpNode, Origin, Role, ShardingGraph, Value, values_in
+from shardscope.parallel.ir.graph import (
+    OpNode,
+    Origin,
+    Role,
+    ShardingGraph,
+    Value,
+    find_sharded_symbols,
+    values_in,
+)
 from shardscope.parallel.ir.mesh import Mesh, read_mesh
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.ir.symbolic_sizes import find_sharded_symbols
 from shardscope.parallel.passes import (
     AxisConstraints,
     Capture,

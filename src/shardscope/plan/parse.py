@@ -8,14 +8,17 @@ from difflib import get_close_matches
 from typing import Any, TypeGuard, final
 
 from shardscope.errors import PlanError
-from shardscope.plan.placement_syntax import (
+from shardscope.plan.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
     describe_placement,
     format_placement,
     is_placement,
     read_placement,
     read_placement_text,
 )
-from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 from shardscope.plan.styles import (
     Colwise,
     ModuleInput,

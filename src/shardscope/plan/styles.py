@@ -23,8 +23,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 from shardscope.errors import PlanError
-from shardscope.plan.placement_syntax import describe_placement, read_placement
-from shardscope.plan.placements import Placement, Replicate, Shard
+from shardscope.plan.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    describe_placement,
+    read_placement,
+)
 
 Parts: TypeAlias = int | tuple[int, ...] | None
 """How many equal parts a weight has, or the sizes of its parts; None: it is not divided."""

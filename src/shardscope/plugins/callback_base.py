@@ -17,7 +17,7 @@ from typing import Any, TypeVar, final
 from msgspec.structs import replace
 
 from shardscope.attribution.module_names import Models
-from shardscope.attribution.run_identity import read_identity
+from shardscope.attribution.program_records import read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.errors import PluginError, TraceError
 from shardscope.record import Gap, Recording, check_output, sanitize_text, save

@@ -142,7 +142,7 @@ def write_file(
     another process creates it in the meantime.
 
     Args:
-        data: The bytes, or pieces of them.
+        data: The bytes, or chunks of them.
         path: The file.
         force: Overwrite a file that exists.
 
@@ -150,7 +150,7 @@ def write_file(
         >>> write_file(encode(recording), "step.json.gz")
     """
     check_output(path, force=force)
-    pieces = (data,) if isinstance(data, bytes) else data
+    chunks = (data,) if isinstance(data, bytes) else data
     is_compressed = os.fspath(path).lower().endswith(".gz")
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -158,11 +158,11 @@ def write_file(
             descriptor = open_special(path)
             os.set_blocking(descriptor, True)
             with open(descriptor, "wb") as file:
-                _write_pieces(file, pieces, is_compressed=is_compressed)
+                _write_chunks(file, chunks, is_compressed=is_compressed)
         else:
             # Follow symlinks: os.replace would put the file where the link is.
             target = Path(os.path.realpath(path))
-            _write_beside(target, pieces, is_compressed=is_compressed, force=force)
+            _write_beside(target, chunks, is_compressed=is_compressed, force=force)
     except FileExistsError as error:
         raise OutputError(explain_existing(path)) from error
     except OSError as error:
@@ -269,13 +269,13 @@ def _check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def _write_beside(
-    target: Path, pieces: Iterable[bytes], *, is_compressed: bool, force: bool
+    target: Path, chunks: Iterable[bytes], *, is_compressed: bool, force: bool
 ) -> None:
     """Write a temporary file with a unique name in the same folder, then rename it."""
     temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            _write_pieces(file, pieces, is_compressed=is_compressed)
+            _write_chunks(file, chunks, is_compressed=is_compressed)
         if force:
             with suppress(FileNotFoundError):
                 temporary.chmod(stat.S_IMODE(target.stat().st_mode))
@@ -302,13 +302,13 @@ def _put_in_place(temporary: Path, target: Path) -> None:
             raise
 
 
-def _write_pieces(file: IO[bytes], pieces: Iterable[bytes], *, is_compressed: bool) -> None:
+def _write_chunks(file: IO[bytes], chunks: Iterable[bytes], *, is_compressed: bool) -> None:
     if not is_compressed:
-        file.writelines(pieces)
+        file.writelines(chunks)
         return
     # No name and no time in the header, so that the same data gives the same bytes.
     with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-        packed.writelines(pieces)
+        packed.writelines(chunks)
 
 
 def _explain_output(path: str | os.PathLike[str], error: Exception) -> str:

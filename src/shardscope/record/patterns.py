@@ -15,12 +15,15 @@ dotted name part by part:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from glob import escape
+from itertools import groupby
 from typing import final
 
-from shardscope.record.layer_names import is_layer_number
+from shardscope.record.layer_names import fold_layers, is_layer_number
 
 _ANY_PARTS = "**"
 _RANGE = re.compile(r"\[([0-9]{1,9})-([0-9]{1,9})\]")
@@ -136,3 +139,84 @@ class NameTree:
         if not is_pattern(pattern_part):
             return [self._children[pattern_part]] if pattern_part in self._children else []
         return [child for part, child in self._children.items() if _match_part(pattern_part, part)]
+
+
+Parts = tuple[str, ...]
+GroupKey = Callable[[str], object]
+
+
+def find_patterns(names: Iterable[str], group_key: GroupKey) -> list[str]:
+    """The fewest patterns that match all names, which differ in nothing that `group_key` looks at.
+
+    Args:
+        names: Dotted names of modules.
+        group_key: Called with a pattern: what all modules that it matches have in common, or None
+            if they differ.
+
+    Examples:
+        >>> find_patterns(["layers.0.wq", "layers.1.wq"], lambda pattern: "same")
+        ['layers.*.wq']
+    """
+    by_shape: dict[str, list[Parts]] = defaultdict(list)
+    for name in names:
+        by_shape[fold_layers(name)].append(tuple(name.split(".")))
+    return [
+        ".".join(parts)
+        for same_shape in by_shape.values()
+        for parts in _fold(same_shape, 0, group_key)
+    ]
+
+
+def _fold(names: list[Parts], start: int, group_key: GroupKey) -> list[Parts]:
+    """Patterns for names that differ only in layer numbers, and not in the parts before `start`."""
+    first = names[0]
+    starred = _escape(first[:start]) + tuple(
+        "*" if is_layer_number(part) else escape(part) for part in first[start:]
+    )
+    if len(names) == 1:
+        return [_escape(first)]
+    if group_key(".".join(starred)) is not None:
+        return [starred]
+    position = next(
+        index for index in range(start, len(first)) if len({name[index] for name in names}) > 1
+    )
+    return list(_fold_numbered(names, position, group_key))
+
+
+def _fold_numbered(names: list[Parts], index: int, group_key: GroupKey) -> Iterator[Parts]:
+    """Patterns by layer number; consecutive numbers with the same key become a range."""
+    buckets: dict[str, list[Parts]] = defaultdict(list)
+    for name in names:
+        buckets[name[index]].append(name)
+    numbers = sorted(buckets, key=int)
+    folded = {number: _fold(buckets[number], index + 1, group_key) for number in numbers}
+
+    def kind(item: tuple[int, str]) -> object:
+        position, number = item
+        tails = [parts[index + 1 :] for parts in folded[number]]
+        # Consecutive numbers have the same distance to their positions.
+        return (
+            int(number) - position,
+            tails,
+            [group_key(".".join(pattern)) for pattern in folded[number]],
+        )
+
+    for _, run in groupby(enumerate(numbers), key=kind):
+        yield from _join([number for _, number in run], folded, index, group_key)
+
+
+def _join(
+    numbers: list[str], folded: dict[str, list[Parts]], index: int, group_key: GroupKey
+) -> Iterator[Parts]:
+    number_range = f"[{numbers[0]}-{numbers[-1]}]"
+    joined = [
+        (*pattern[:index], number_range, *pattern[index + 1 :]) for pattern in folded[numbers[0]]
+    ]
+    if len(numbers) > 1 and all(group_key(".".join(pattern)) is not None for pattern in joined):
+        yield from joined
+    else:
+        yield from (pattern for number in numbers for pattern in folded[number])
+
+
+def _escape(parts: Parts) -> Parts:
+    return tuple(map(escape, parts))

@@ -74,6 +74,10 @@ class Parameter(Record, frozen=True, kw_only=True, gc=False):
     if it is not saved. Tied tensors share an `alias_group`, which is the clean name of the first of
     them. `fsdp_group` is the module whose FSDP group manages it, `rule` the rule of the plan that
     matched it. Bytes are None where they were not recorded.
+
+    `is_annotated` means that the placements come from an annotation of spmd_types. Besides those of
+    DTensor they are `Invariant` (replicated, and so is the gradient) and `Varying` (different on
+    each rank in an unknown way: `shape` is then that of this rank).
     """
 
     name: str
@@ -91,6 +95,7 @@ class Parameter(Record, frozen=True, kw_only=True, gc=False):
     rule: str | None = None
     global_bytes: Natural | None = None
     local_bytes: Natural | None = None
+    is_annotated: bool = False
 
 
 class MarkKind(StrEnum):
@@ -105,12 +110,17 @@ class MarkKind(StrEnum):
 
 
 class Mark(Record, frozen=True, kw_only=True, gc=False):
-    """How a module was wrapped or sharded; `detail` is the style, policy or strategy."""
+    """How a module was wrapped or sharded; `detail` is the style, policy or strategy.
+
+    `options` are those of an FSDP group that differ from torch's default, by the names of the
+    methods that set them and of `fully_shard`'s arguments: `gradient_divide_factor=1.0`.
+    """
 
     kind: MarkKind
     detail: str = ""
     axes: tuple[str, ...] = ()
     num_parameters: Natural | None = None  # that an FSDP or DDP group manages
+    options: tuple[str, ...] = ()
 
 
 class Module(Record, frozen=True, kw_only=True, gc=False):
@@ -167,7 +177,21 @@ class Compiled(Record, frozen=True, kw_only=True, gc=False, tag="compiled"):
     graph: str  # "forward" or "backward": which of the two graphs of a compiled function
 
 
-Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled
+class SpmdCall(Record, frozen=True, kw_only=True, gc=False, tag="spmd_types"):
+    """The program called a function of spmd_types, which changed a tensor's type along `axis`.
+
+    `before` and `after` are types: R (replicate), I (invariant), V (varying), P (partial) or S(i)
+    (sharded along dim i). `backward_of` is the function whose backward called it, None in forward.
+    """
+
+    function: str  # all_reduce, redistribute, …
+    axis: str | None
+    before: str
+    after: str
+    backward_of: str | None = None
+
+
+Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled | SpmdCall
 
 
 class Collective(Record, frozen=True, kw_only=True, gc=False):
@@ -337,6 +361,10 @@ def describe_cause(cause: Cause | None) -> str:
             return f"call of {api}"
         case Compiled(graph=graph):
             return f"compiled graph {graph}"
+        case SpmdCall(function=function, axis=axis, before=before, after=after):
+            where = "" if axis is None else f" on {axis}"
+            dual = "" if cause.backward_of is None else f", backward of {cause.backward_of}"
+            return f"spmd_types {function} {before} → {after}{where}{dual}"
     return "unknown cause"
 
 

@@ -1,21 +1,31 @@
 """Writes a recording line by line during the run, so that a killed rank leaves one.
 
+`StreamWriter` appends the lines; `RankStream` also names the file, once the rank is known.
 `replay.py` reads it back.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import select
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import final
 
 from msgspec import Struct
 
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
-from shardscope.record.files import check_output, explain_existing, move_file, open_special
+from shardscope.record.files import (
+    check_output,
+    explain_existing,
+    move_file,
+    name_for_rank,
+    open_special,
+)
 from shardscope.record.profile_records import Span, SpanBegin
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
@@ -220,3 +230,101 @@ def _write_all(descriptor: int, data: bytes) -> None:
             poller.register(descriptor, select.POLLOUT)
             if not poller.poll(_MAX_WAIT_MS):
                 raise
+
+
+@final
+class RankStream:
+    """Writes to a path in which `{rank}` is "pid" and the process id until the rank is known.
+
+    The rank is known once a world is initialized, which may never happen; events before that are
+    written too. Until then, the process id keeps the files of different ranks apart.
+    """
+
+    def __init__(self, path: str | Path, run: RunInfo, *, force: bool, is_rank_known: bool) -> None:
+        self._path = os.path.abspath(path)  # the run may change the working directory
+        self._force = force
+        self._run = run
+        is_named = is_rank_known or "{rank}" not in self._path
+        self._writer = self._open() if is_named else self._open_unnamed()
+
+    @property
+    def failure(self) -> str | None:
+        """Why writing failed; None while it works."""
+        return self._writer.failure
+
+    def write(self, record: StreamRecord) -> None:
+        """Append one record."""
+        self._writer.write(record)
+
+    def write_begin(self, begin: SpanBegin) -> None:
+        """Append that a span has begun."""
+        self._writer.write_begin(begin)
+
+    def set_run(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
+        """Set the run, also for what was written already; OutputError if the file name is in use.
+
+        `early` are the records that a process forked from the traced one writes again.
+        """
+        if not self._writer.is_own:
+            self._open_forked(run, early)
+        self.describe_run(run)
+        self.rename()
+
+    def describe_run(self, run: RunInfo) -> None:
+        """Update the run, whose rank is unchanged."""
+        if run != self._run:
+            self._writer.write_run(run)
+        self._run = run
+
+    def rename(self) -> None:
+        """Rename the file for the rank; on OutputError it keeps its name."""
+        path = self._named()
+        if not self._writer.is_own or path == self._writer.path:
+            return
+        try:
+            self._writer.move(path, force=self._force)
+        except OutputError as error:
+            raise OutputError(f"{error} The stream stays in '{self._writer.path}'.") from error
+
+    def reopen(self) -> None:
+        """Continue after `close`."""
+        self._writer.reopen()
+
+    def close(self, error: str | None = None) -> None:
+        """End the stream, with the `error` that ended the trace, if any."""
+        self._writer.close(error)
+
+    def _named(self) -> str:
+        return str(name_for_rank(self._path, self._run.ranks[0].first))
+
+    def _open(self) -> StreamWriter:
+        return StreamWriter(self._named(), self._run, force=self._force)
+
+    def _open_unnamed(self) -> StreamWriter:
+        for number in itertools.count():  # processes on other machines may have the same id
+            process = f"pid{os.getpid()}" + (f"-{number}" if number else "")
+            path = self._unnamed_path(process)
+            try:
+                return StreamWriter(path, self._run)
+            except OutputError:
+                if not os.path.isfile(path):
+                    raise
+        raise AssertionError("numbers do not end")
+
+    def _unnamed_path(self, process: str) -> str:
+        folder, name = os.path.split(self._path)
+        if "{rank}" in folder:  # no folder per process
+            folder, name = os.path.dirname(folder[: folder.index("{rank}")]), f"{{rank}}-{name}"
+        return os.path.join(folder, name.replace("{rank}", process))
+
+    def _open_forked(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
+        """Open a file for this forked process: the current one is the parent's."""
+        parents, self._run = self._writer.path, run
+        if self._named() == parents:
+            raise OutputError(
+                f"'{parents}' is the stream of the process that this one was forked from. "
+                "Put {rank} into the name, so that each rank has its own."
+            )
+        self._writer = self._open()
+        for record in early:
+            self._writer.write(record)

@@ -78,8 +78,8 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _escape_mark(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+def _escape_mark(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"
 
 
 @final

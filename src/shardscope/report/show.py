@@ -57,12 +57,12 @@ def _render(result: Any, *, view: str | None, by: View, is_folded: bool) -> Rend
     recording = read_recording(result, asked_by="show")
     if view is None:
         return render_summary(recording, by=by, is_folded=is_folded)
-    subject = next(
-        (subject for name, subject in VIEW_NAMES.items() if view in (name, subject)), None
+    view_name = next(
+        (view_name for name, view_name in VIEW_NAMES.items() if view in (name, view_name)), None
     )
-    if subject is None:
+    if view_name is None:
         raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(VIEW_NAMES)}.")
-    return render_views(recording, [subject], by=by, is_folded=is_folded)
+    return render_views(recording, [view_name], by=by, is_folded=is_folded)
 
 
 def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:

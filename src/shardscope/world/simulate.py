@@ -27,6 +27,7 @@ from shardscope._torch.cuda.simulated import (
     simulated_cuda,
     tensors_without_modes,
 )
+from shardscope._torch.cuda.triton_kernels import OnKernel, skipped_triton_kernels
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
 from shardscope._torch.process_groups.host_data import (
@@ -49,11 +50,11 @@ from shardscope._torch.process_groups.simulated_tensors import (
     meshes_with_data,
     refused_nested_tensors,
 )
+from shardscope._torch.process_groups.symmetric_memory import simulated_symmetric_memory
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
-from shardscope.world.mailbox import Mailbox
-from shardscope.world.objects import simulated_object_collectives
+from shardscope.world.objects import Mailbox, simulated_object_collectives
 
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By the identity of a tensor on meta: that tensor, and what has taken its place."""
@@ -277,6 +278,7 @@ def launched_rank(
     mailbox: Mailbox,
     on_join: OnJoin,
     on_read: OnRead,
+    on_kernel: OnKernel,
 ) -> Iterator[World]:
     """Make this process one rank of a simulated cluster, for a program that starts its own groups.
 
@@ -290,13 +292,16 @@ def launched_rank(
         gpu: The GPU: h200, h100, a100 or b200.
         mailbox: Carries objects to and from ranks that run as other processes.
         on_join: Called with the rank and size of the default group when the program makes it.
-        on_read: Called when the program reads a value of a tensor without data.
+        on_read: Called when the program reads a value of a tensor without data, or a time.
+        on_kernel: Called when the program launches a Triton kernel, which is skipped.
     """
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
         stack.enter_context(_exclusive_world())
         stack.enter_context(without_if_moved(recompiles_across_devices()))
-        stack.enter_context(simulated_cuda(num_devices, gpu, is_initialized=False))
+        stack.enter_context(
+            simulated_cuda(num_devices, gpu, is_initialized=False, on_unknown=on_read)
+        )
         stack.enter_context(joined_at_once(rank, size, on_join))
         stack.enter_context(without_if_moved(shared_rank_maps()))
         stack.enter_context(_collectives_without_peers(mailbox))
@@ -305,6 +310,7 @@ def launched_rank(
         stack.enter_context(_noted_meshes(world))
         stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
         world._drop_data(HostData(on_read))
+        stack.enter_context(skipped_triton_kernels(on_kernel))
         with _as_current(world):
             yield world
 
@@ -333,6 +339,7 @@ def _collectives_without_peers(mailbox: Mailbox | None = None) -> Iterator[None]
     with ExitStack() as stack:
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(answered_collectives())
+        stack.enter_context(without_if_moved(simulated_symmetric_memory()))
         stack.enter_context(simulated_object_collectives(mailbox))
         stack.enter_context(without_if_moved(isolated_stages(can_ask=mailbox is not None)))
         # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.

@@ -71,7 +71,7 @@ def test_a_hang_lasts_until_it_is_interrupted(stage: str, monkeypatch: pytest.Mo
         if num_slept == 100:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardscope.compile.backends.fault_options.time.sleep", sleep)
+    monkeypatch.setattr("shardscope.compile.backends.faults.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         run("shardscope_fault_hang", at(stage))
     assert num_slept == 100

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch, Progress
+from shardscope.compile.diagnose.minimize import Answer, OpSearch, Progress
 
 Oracle = Callable[[frozenset[int]], bool]
 

@@ -18,8 +18,7 @@ from plan_models import Decoder
 from shardscope import simulate
 from shardscope.parallel.plan.program_index import index_model
 from shardscope.parallel.plan.resolve import resolve
-from shardscope.plan.placement_syntax import read_placement
-from shardscope.plan.placements import Replicate
+from shardscope.plan.placements import Replicate, read_placement
 
 PLANS: dict[str, dict[str, Any]] = {
     "linear layers": {"layers.*.qkv": ColwiseParallel(), "layers.*.wo": RowwiseParallel()},

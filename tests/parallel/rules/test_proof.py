@@ -11,7 +11,7 @@ from rule_proof import refute
 from rule_proving import numbers
 from rule_sample import make_sample
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.ir.reference_sharding import shard_tensor, unshard_tensor
+from shardscope.parallel.ir.shard_spec import shard_tensor, unshard_tensor
 from shardscope.parallel.sharding_rules.registry import find_rule
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 

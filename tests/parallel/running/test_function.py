@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from shardscope.parallel.runtime.codegen import write_function
+from shardscope.parallel.runtime.rank_function import write_function
 
 
 def build_module(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from shardscope.parallel.runtime.codegen import PYTHON_CALLS, python_call
+from shardscope.parallel.runtime.rank_function import PYTHON_CALLS, python_call
 
 X = torch.arange(24.0).reshape(4, 6) / 24 + 0.1
 Y = X.flip(0) * 2

@@ -22,8 +22,7 @@ from sample_recordings import (
 )
 from shardscope.record import Finding, Gap, Module, Phase, RankSpan, Recording, Severity
 from shardscope.report.text.summary import render_plain
-from shardscope.report.tui.browse import ModuleTree
-from shardscope.report.tui.browser import Browser
+from shardscope.report.tui.browser import Browser, ModuleTree
 from shardscope.report.tui.rows import Rows
 
 Steps = Callable[[Browser, Pilot[None]], Awaitable[None]]

@@ -7,6 +7,7 @@ passes.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -29,6 +30,7 @@ from shardscope._torch.collectives.events import (
     issue,
 )
 from shardscope._torch.collectives.schema import BATCH, OPS, UNREAD, OpLayout, unread_ops
+from shardscope._torch.collectives.unobserved import find_unobserved_calls
 from shardscope._torch.dispatch import (
     NEEDED_OF_MODES,
     has_fake_tensors,
@@ -311,7 +313,10 @@ def method_hooks() -> Iterator[None]:
             _replace(stack, dist.ProcessGroup, name, _wrap_forcing)
         _replace(stack, dist, "_broadcast_coalesced", _wrap_forcing)
         # One-sided: transfers through a window reach no hook.
-        _replace(stack, dist.ProcessGroup, "new_window", _wrap_unread)
+        _replace(stack, dist.ProcessGroup, "new_window", _wrap_unread("c10d.new_window"))
+        for place, owner, names in find_unobserved_calls():
+            for name in names:
+                _replace(stack, owner, name, _wrap_unread(f"{place}.{name}"))
         yield
 
 
@@ -324,11 +329,18 @@ def _replace(
         setattr(owner, name, make_hook(getattr(owner, name)))
 
 
-def _wrap_unread(method: Callable[..., Any]) -> Callable[..., Any]:
-    def hook(*args: Any, **kwargs: Any) -> Any:
-        return issue(CollectiveEvent("c10d.new_window", UNREAD, args), method, args, kwargs)
+def _wrap_unread(op: str) -> Callable[[Any], Callable[..., Any]]:
+    def make_hook(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            if REENTRANCY.depth or is_tracing():
+                return method(*args, **kwargs)
+            return issue(CollectiveEvent(op, UNREAD, args), method, args, kwargs)
 
-    return hook
+        skip_dynamo(hook.__code__)
+        return hook
+
+    return make_hook
 
 
 def _wrap_forcing(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -187,14 +187,15 @@ def unread_ops(namespace: str) -> tuple[str, ...]:
     One-sided transfers, which name no group, and ops newer than this version of shardscope.
     """
     listed = OPS[namespace].keys() | LOCAL_OPS.get(namespace, set())
-    prefix = f"{namespace}::"
-    registered = (name.removeprefix(prefix).split(".")[0] for name in _registered_ops(prefix))
-    return tuple(sorted(set(registered) - listed))
+    return tuple(sorted(registered_ops(namespace) - listed))
 
 
-def _registered_ops(prefix: str) -> list[str]:
+def registered_ops(namespace: str) -> set[str]:
+    """The names of all ops of a namespace that this torch has, without overloads."""
     names: list[str] = [] if is_missing(_all_op_names) else _all_op_names()
-    return [name for name in names if name.startswith(prefix)]
+    prefix = f"{namespace}::"
+    own = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    return {name.split(".")[0] for name in own}
 
 
 def read_call(op: str, layout: OpLayout, args: Sequence[Any], out: Any = None) -> CollectiveCall:

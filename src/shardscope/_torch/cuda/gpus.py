@@ -10,12 +10,15 @@ from shardscope.errors import WorldError
 
 @final
 class _NoPropertyError(WorldError, AttributeError):
-    """A property of an individual device, such as its UUID: `hasattr` is False."""
+    """A property that is not known: `hasattr` is False."""
 
 
 @final
 class GpuProperties(SimpleNamespace):
-    """The result of `torch.cuda.get_device_properties`."""
+    """The result of `torch.cuda.get_device_properties`.
+
+    What tells the GPUs of a host apart, `uuid` and `pci_bus_id`, is made from their index.
+    """
 
     name: str
     major: int
@@ -27,6 +30,12 @@ class GpuProperties(SimpleNamespace):
             f"torch.cuda.get_device_properties().{name} was read in a simulated world on a machine "
             "without a GPU, where it is not known. Leave it out, or run on a machine with a GPU."
         )
+
+    def at(self, index: int) -> GpuProperties:
+        """The properties of the GPU with that index."""
+        uuid = f"00000000-0000-0000-0000-{index:012x}"
+        identity = {"uuid": uuid, "pci_domain_id": 0, "pci_bus_id": index, "pci_device_id": 0}
+        return GpuProperties(**vars(self), **identity)
 
 
 def _describe(name: str, capability: tuple[int, int], **properties: int) -> GpuProperties:
@@ -47,13 +56,16 @@ def _describe(name: str, capability: tuple[int, int], **properties: int) -> GpuP
 
 
 # The H200's properties were read by torch 2.11. Memory of the others is what torch printed for them
-# in public logs, the least where logs differ; the rest is from NVIDIA's data sheets.
+# in public logs, the least where logs differ; the rest is from NVIDIA's data sheets and, for clock
+# rates, what nvidia-smi prints.
 GPUS = {
     "h200": _describe(
         "NVIDIA H200",
         (9, 0),
         total_memory=143_155 << 20,
         multi_processor_count=132,
+        clock_rate=1_980_000,  # kHz
+        memory_clock_rate=3_201_000,
         L2_cache_size=60 << 20,
         memory_bus_width=6016,
         shared_memory_per_block_optin=227 << 10,
@@ -64,6 +76,8 @@ GPUS = {
         (9, 0),
         total_memory=81_082 << 20,
         multi_processor_count=132,
+        clock_rate=1_980_000,  # kHz
+        memory_clock_rate=2_619_000,
         L2_cache_size=50 << 20,
         memory_bus_width=5120,
         shared_memory_per_block_optin=227 << 10,
@@ -74,6 +88,8 @@ GPUS = {
         (8, 0),
         total_memory=81_049 << 20,
         multi_processor_count=108,
+        clock_rate=1_410_000,  # kHz
+        memory_clock_rate=1_593_000,
         L2_cache_size=40 << 20,
         memory_bus_width=5120,
         shared_memory_per_block_optin=163 << 10,
@@ -84,6 +100,8 @@ GPUS = {
         (10, 0),
         total_memory=182_631 << 20,
         multi_processor_count=148,
+        clock_rate=1_965_000,  # kHz
+        memory_clock_rate=3_996_000,
         L2_cache_size=126 << 20,
         memory_bus_width=7680,
         shared_memory_per_block_optin=227 << 10,

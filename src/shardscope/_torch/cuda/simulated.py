@@ -16,15 +16,10 @@ from typing import Any, Self, final
 import torch
 
 from shardscope._torch.cuda.gpus import DEFAULT_GPU
+from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_devices
 from shardscope._torch.cuda.kernel_choices import cuda_choices
-from shardscope._torch.cuda.runtime import (
-    current_index,
-    note_use,
-    num_devices,
-    replace_attribute,
-    replacement_class,
-    simulated_runtime,
-)
+from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
+from shardscope._torch.cuda.tensor_memory import answer_about_memory, mark_pinned
 from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
@@ -55,7 +50,11 @@ _Generator = torch.Generator
 
 @contextmanager
 def simulated_cuda(
-    num_devices: int = 8, gpu: str = DEFAULT_GPU, *, is_initialized: bool = True
+    num_devices: int = 8,
+    gpu: str = DEFAULT_GPU,
+    *,
+    is_initialized: bool = True,
+    on_unknown: OnUnknown | None = None,
 ) -> Iterator[None]:
     """Allow fake tensors on "cuda" on a machine without a GPU until the context ends.
 
@@ -63,10 +62,15 @@ def simulated_cuda(
         num_devices: The number of GPUs of the host.
         gpu: Which GPU: a key of `GPUS`.
         is_initialized: Whether the program has used a GPU before.
+        on_unknown: Called when the program measures something on a GPU, which then is NaN.
     """
     require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase)
     with ExitStack() as stack:
-        stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=is_initialized))
+        stack.enter_context(
+            simulated_runtime(
+                num_devices, gpu, is_initialized=is_initialized, on_unknown=on_unknown
+            )
+        )
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
         _take_cuda_devices(stack)
@@ -198,6 +202,15 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
                 fake = mode.from_tensor(args[0])
                 moved = dispatch(mode, op, types, (fake, *args[1:]), kwargs)
                 return _with_constant(moved, args[0])
+            constant = getattr(args[0], "constant", None) if args else None
+            if op is _MOVE and kwargs["device"].type == "cuda" and constant is not None:
+                # torch would move the known values to a GPU that is not there.
+                args[0].constant = None
+                try:
+                    moved = dispatch(mode, op, types, args, kwargs)
+                finally:
+                    args[0].constant = constant
+                return _with_constant(moved, constant)
         result = dispatch(mode, op, types, args, kwargs or {})
         if not kwargs or "device" not in kwargs:
             result = _move_constants(functools.partial(dispatch, mode), result, args)
@@ -245,8 +258,6 @@ def _take_cuda_devices(stack: ExitStack) -> None:
     replace_attribute(stack, torch.nn.Module, "to", to_of_module)
     replace("to", to)
     replace("cuda", cuda)
-    replace("pin_memory", lambda tensor, *_, **__: tensor)
-    replace("record_stream", lambda tensor, stream: None)
 
 
 def _take_indices_of_devices(stack: ExitStack) -> None:
@@ -294,6 +305,8 @@ class _Factory:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _with_device(kwargs)
+        if kwargs.pop("pin_memory", False):
+            return mark_pinned(self(*args, **kwargs))
         device = kwargs.get("device")
         is_traced = torch.compiler.is_dynamo_compiling()
         if self.mode is None or device is None or is_traced or has_modes():
@@ -322,7 +335,9 @@ def tensors_without_modes(mode: Any) -> Iterator[None]:
 def _by_index(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **_with_device(kwargs))
+        is_pinned = kwargs.pop("pin_memory", False)
+        tensor = make(*args, **_with_device(kwargs))
+        return mark_pinned(tensor) if is_pinned else tensor
 
     return call
 
@@ -335,6 +350,9 @@ def _with_device(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _read_device(value: Any) -> Any:
     return torch.device("cuda", value) if type(value) is int else value
+
+
+_HALF_RANGE = 1 << 63  # seeds are unsigned
 
 
 @final
@@ -352,11 +370,12 @@ class _CudaGenerator(_Generator):
     def get_state(self) -> torch.Tensor:
         """The seed, and an offset of 0."""
         with disable_dispatch_modes():
-            return torch.tensor([self.initial_seed(), 0], device="cpu").view(torch.uint8)
+            seed = (self.initial_seed() + _HALF_RANGE) % (2 * _HALF_RANGE) - _HALF_RANGE
+            return torch.tensor([seed, 0], device="cpu").view(torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> Self:
         with disable_dispatch_modes():
-            self.manual_seed(int(new_state.view(torch.int64)[0]))
+            self.manual_seed(int(new_state.view(torch.int64)[0]) % (2 * _HALF_RANGE))
         return self
 
     def clone_state(self) -> Self:
@@ -426,33 +445,10 @@ def _avoid_driver(stack: ExitStack) -> None:
     """Keep fake tensors from initializing the GPU with a real tensor."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
-    # Copying a tensor reads its data pointer, about which torch warns; programs compare pointers to
-    # see which tensors share memory.
-    addresses = _Addresses()
-    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: addresses.find(tensor))
+    answer_about_memory(stack)
     # Compiled code creates tensors of numbers outside a fake mode: on the CPU, and moves them.
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
-
-
-@final
-class _Addresses:
-    """Addresses for storages without data: storages that are alive do not overlap."""
-
-    def __init__(self) -> None:
-        self._next = 1 << 40
-        self._known: dict[int, tuple[int, int]] = {}  # size and address, by the C++ object
-
-    def find(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor's first element."""
-        storage: Any = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        known_size, address = self._known.get(key, (-1, 0))
-        if size > known_size:  # else it is the same storage, or it takes the place of a freed one
-            address = self._next
-            self._known[key] = (size, address)
-            self._next += -(-max(1, size) // 512) * 512
-        return address + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
+from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.private import find_name
 
 CUBLAS_BYTES = 32 << 20
-"""The workspace of a cuBLAS handle on Hopper; each thread that multiplies matrices has one."""
+"""The workspace of a cuBLAS handle on Hopper."""
 
 _aten = torch.ops.aten
 
@@ -34,6 +35,24 @@ _THREADS_PER_MULTIPROCESSOR = 2048
 _MAX_REDUCE_THREADS = 512
 _WARP = 32
 _VECTOR = 4
+
+
+@final
+class CublasHandles:
+    """The handles of cuBLAS: each thread that multiplies matrices has one, with its workspace.
+
+    Forward and backward run on two threads.
+    """
+
+    def __init__(self) -> None:
+        self._is_made: set[bool] = set()  # in forward, in backward
+
+    def begin(self, op: Any) -> int:
+        """The bytes that an op makes cuBLAS allocate for good: 0 if its thread has a handle."""
+        if op not in MATRIX_OPS or is_in_backward() in self._is_made:
+            return 0
+        self._is_made.add(is_in_backward())
+        return CUBLAS_BYTES
 
 
 def workspace_bytes(op: Any, args: Sequence[Any]) -> int:

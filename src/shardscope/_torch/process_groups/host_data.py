@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
 from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
@@ -28,11 +29,14 @@ from shardscope._torch.dispatch import (
     push_dispatch_mode,
 )
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
+from shardscope._torch.process_groups.branches import find_branch_without_error
+from shardscope._torch.storage import plain_tensors
 
 _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
 _aten = torch.ops.aten
 _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
+_COPY = _aten._to_copy.default
 _BINCOUNT = _aten.bincount.default
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
@@ -65,29 +69,37 @@ def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
     return 1.0 if dtype.is_floating_point else 1
 
 
+_watched: dict[StorageWeakRef, Callable[[], None]] = {}  # storages, and whom to tell of writes
+
+
+@contextmanager
+def watched_writes(tensors: Iterable[torch.Tensor], on_write: Callable[[], None]) -> Iterator[None]:
+    """Call `on_write` after each op that writes to one of these tensors, which have no data."""
+    storages = {
+        StorageWeakRef(plain.untyped_storage())
+        for tensor in tensors
+        for plain in plain_tensors(tensor)
+    }
+    _watched.update(dict.fromkeys(storages, on_write))
+    try:
+        yield
+    finally:
+        for storage in storages:
+            _watched.pop(storage, None)
+
+
 @final
 class HostData:
     """Decides which ops run on data, and answers reads of values that have none."""
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
-        self._running = threading.local()
-
-    @contextmanager
-    def running_op(self) -> Iterator[None]:
-        """An op on tensors without data is running; the ops that it consists of have none."""
-        before = getattr(self._running, "is_on", False)
-        self._running.is_on = True
-        try:
-            yield
-        finally:
-            self._running.is_on = before
 
     def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an op that runs on data or reads a value; else NotImplemented."""
-        if getattr(self._running, "is_on", False):
-            return NotImplemented
         if any(issubclass(kind, FakeTensor) for kind in types):
+            if op is _COPY and args[0].constant is not None and _is_host(kwargs.get("device")):
+                return op(args[0].constant, **kwargs)  # what is known has data on the CPU
             if op is READ_VALUE and args[0].constant is None:
                 return self._read(args[0], "item()")
             if op is _BINCOUNT and len(args) > 2 and args[1] is None:
@@ -102,7 +114,7 @@ class HostData:
         if any(kind is not nn.Parameter for kind in types) or not is_overload(op):
             return NotImplemented  # a wrapper subclass or an op of functions: its ops come here
         device = kwargs.get("device")
-        if device is not None and (device.type != "cpu" or device.index):
+        if device is not None and not _is_host(device):
             return NotImplemented
         if _is_large_factory(args, kwargs):
             return NotImplemented
@@ -114,7 +126,11 @@ class HostData:
         `isfinite` is True. Tokens are assumed to be spread evenly over the experts, so that a count
         of choices, made by `histc`, `bincount` or by adding up one-hot rows, is the same for each.
         """
-        if not is_overload(op) or not isinstance(result, FakeTensor):
+        if not is_overload(op):
+            return
+        if _watched and op._schema.is_mutable:
+            _report_write(args[0])
+        if not isinstance(result, FakeTensor):
             return
         if result.constant is not None:
             return
@@ -140,8 +156,12 @@ class HostData:
             _set_constant(counts, _spread_evenly(total, counts))
 
     def _read(self, tensor: Any, what: str) -> Any:
-        self._on_read(what, _GOT)
         marked = getattr(tensor, _MARK, None)
+        branch = find_branch_without_error() if marked is None else None
+        if branch is not None:
+            self._on_read(what, "the branch that raises was not taken")
+            return type(stand_in_for(tensor.dtype))(branch)
+        self._on_read(what, _GOT)
         value = stand_in_for(tensor.dtype)
         return value if marked is None else type(value)(marked)
 
@@ -166,6 +186,10 @@ class HostData:
             return _fill(tensor.shape, self._read(tensor, "tolist()"))
 
         def numpy(tensor: Any, *, force: bool = False) -> Any:
+            if tensor.device.type != "cpu" and not force:
+                raise TypeError(
+                    f"can't convert a tensor on {tensor.device} to numpy: call .cpu() first"
+                )
             with disable_dispatch_modes():
                 if tensor.constant is not None:
                     return tensor.constant.numpy(force=force)
@@ -281,8 +305,21 @@ def _pass_marks(name: str, args: Any, result: Any) -> None:
             setattr(result, _CHOICES, choices)
 
 
+def _report_write(written: Any) -> None:
+    """Report a write to a tensor, or to the first of a list of tensors, if it is watched."""
+    tensor = written[0] if isinstance(written, list | tuple) and written else written
+    if isinstance(tensor, torch.Tensor):
+        on_write = _watched.get(StorageWeakRef(tensor.untyped_storage()))
+        if on_write is not None:
+            on_write()
+
+
 def _is_infinite(value: object) -> bool:
     return isinstance(value, float) and math.isinf(value)
+
+
+def _is_host(device: Any) -> bool:
+    return device is not None and device.type == "cpu" and not device.index
 
 
 def _fill(shape: Any, value: Any) -> Any:

@@ -67,7 +67,7 @@ def joined_at_once(rank: int, size: int, on_join: OnJoin) -> Iterator[None]:
         stack.enter_context(fake_groups_only("nccl"))
         _keep_requested_backends(stack)
         for module in (dist, distributed_c10d, device_mesh):
-            replace_attribute(stack, module, "split_group", _split_group)
+            replace_attribute(stack, module, "split_group", split_group)
         dist.set_debug_level(min(level, dist.DebugLevel.INFO, key=lambda choice: choice.value))
         try:
             yield
@@ -96,7 +96,7 @@ def _keep_requested_backends(stack: ExitStack) -> None:
     replace_attribute(stack, distributed_c10d, "_new_process_group_helper", make)
 
 
-def _split_group(
+def split_group(
     parent_pg: Any = None, split_ranks: Any = None, *args: Any, group_desc: Any = None, **_: Any
 ) -> Any:
     """The group of this rank among those that a group is split into; None if it is in none."""

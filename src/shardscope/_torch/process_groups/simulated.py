@@ -179,7 +179,7 @@ def coalesced_ops_on_fake_tensors() -> Iterator[None]:
     destroy = library._destroy
     try:
         for name in _UNANSWERED:
-            if hasattr(torch.ops.c10d, name) and not _has_kernel(f"c10d::{name}", "Meta"):
+            if hasattr(torch.ops.c10d, name) and not has_kernel(f"c10d::{name}", "Meta"):
                 library.impl(name, _answer_nothing(name), "Meta")
         yield
     finally:
@@ -199,7 +199,7 @@ def answered_collectives() -> Iterator[None]:
             warnings.simplefilter("ignore")  # that a kernel is overridden
             for name, fill in _FILLS.items():
                 for key in ("CPU", "CUDA"):
-                    if _has_kernel(f"c10d::{name}", key):
+                    if has_kernel(f"c10d::{name}", key):
                         library.impl(name, _answer(name, fill), key)
         yield
     finally:
@@ -313,7 +313,7 @@ _FILLS: dict[str, Callable[..., None]] = {
 }
 
 
-def _has_kernel(op: str, key: str) -> bool:
+def has_kernel(op: str, key: str) -> bool:
     """Whether this torch has the op, and a kernel for it at the dispatch key."""
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))

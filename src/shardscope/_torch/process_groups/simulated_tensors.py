@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import CausalBias
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from shardscope._torch.cuda.host import simulated_memory
 from shardscope._torch.ddp import reducers_without_data
 from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes, has_fake_tensors
 from shardscope._torch.fake import MAX_CONSTANT, NO_DATA
@@ -27,6 +29,7 @@ from shardscope._torch.process_groups.host_data import HostData
 from shardscope._torch.tree import leaves
 from shardscope.errors import ShardscopeError, WorldError
 
+_RNG_STATE_BYTES = torch.get_rng_state().numel()  # ranks send it each other on the GPU
 _PLAIN = (torch.Tensor, nn.Parameter, UninitializedBuffer, UninitializedParameter)
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def fake_tensors(host: HostData | None = None) -> Iterator[fake_tensor.FakeTenso
     try:
         with (
             _unpinned_fakes(),
+            _unshared_fakes(),
             _readable_fakes(),
             _copyable_fakes(),
             without_if_moved(_initialized_fakes()),
@@ -95,6 +99,7 @@ def _plain_tensors_on_meta(
     because torch finds functions registered for a mode by the mode's exact type.
     """
     dispatch = fake_tensor.FakeTensorMode.__torch_dispatch__
+    running = threading.local()
 
     def dispatch_off_meta(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -109,14 +114,21 @@ def _plain_tensors_on_meta(
         # With a fake tensor among the arguments the mode would be called again.
         if is_on_meta and not any(issubclass(kind, _FakeTensor) for kind in types):
             return op(*args, **kwargs)
-        if host is None:
-            result = dispatch(self, op, types, args, kwargs)
-        else:
+        is_part = getattr(running, "is_on", False)  # of an op on tensors without data
+        if host is not None and not is_part:
             answer = host.answer(op, types, args, kwargs)
             if answer is not NotImplemented:
                 return answer
-            with host.running_op():
-                result = dispatch(self, op, types, args, kwargs)
+        running.is_on = True
+        try:
+            result = dispatch(self, op, types, args, kwargs)
+        finally:
+            running.is_on = is_part
+        if not is_part:
+            memory = simulated_memory()
+            if memory is not None:
+                memory.note_op(op, args, result)
+        if host is not None:
             host.mark(op, args, result)
         if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
             _keep_constant(mode, result, args[0], kwargs)
@@ -135,7 +147,8 @@ def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, 
     """Keep the values of a small tensor readable after it is moved to a GPU."""
     constant = getattr(source, "constant", None)
     if constant is None and type(source) in _PLAIN and not source.is_meta:
-        constant = source if source.numel() <= MAX_CONSTANT else None
+        limit = _RNG_STATE_BYTES if source.dtype is torch.uint8 else MAX_CONSTANT
+        constant = source if source.numel() <= limit else None
     if constant is not None:
         copy.constant = _COPY(constant, **{**kwargs, "device": torch.device("cpu")})
         mode.fake_tensor_converter.add_constant_storage_mapping(copy)
@@ -350,6 +363,23 @@ def _unpinned_fakes() -> Iterator[None]:
             del torch.Tensor.pin_memory
         else:
             torch.Tensor.pin_memory = pin
+
+
+@contextmanager
+def _unshared_fakes() -> Iterator[None]:
+    """Make `share_memory_` return fake tensors unchanged, which have no memory to share."""
+    share = torch.Tensor.share_memory_
+
+    @functools.wraps(share)
+    def share_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, _FakeTensor) else share(tensor)
+
+    tensor_class: Any = torch.Tensor
+    tensor_class.share_memory_ = share_memory
+    try:
+        yield
+    finally:
+        tensor_class.share_memory_ = share
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from shardscope.compile.backends.aot import (
     aot_eager_default_partitioner,
     invoke_subgraph,
 )
-from shardscope.compile.backends.fault_options import InjectedFault
 from shardscope.compile.backends.faults import (
+    InjectedFault,
     fault_accuracy_error,
     fault_compile_error,
     fault_crash,

@@ -1,38 +1,219 @@
-"""The fault backends: faults in dynamo's graph, in a decomposition, or in the partitioned
-graphs.
+"""Backends that compile correctly except for a fault in one op, to test tools like `diagnose`.
+
+The options of a backend are read into a `FaultPlan`. The fault is injected into dynamo's graph, the
+op's decomposition, or the graphs that AOT autograd has partitioned (the plan's `stage`).
 """
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from operator import getitem, methodcaller
-from typing import Any, final
+from dataclasses import dataclass
+from functools import cache, partial
+from math import isfinite
+from operator import getitem
+from typing import Any, Literal, NoReturn, final, get_args
 
 import torch
 from torch import fx
 
 from shardscope._torch.aot import Compiled, partition_for_inductor
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.decompositions import table_in_force
-from shardscope._torch.dispatch import has_fake_tensors
-from shardscope._torch.export import flatten, unflatten, version_of
+from shardscope._torch.decompositions import is_composite, table_in_force
+from shardscope._torch.dispatch import all_op_names, has_fake_tensors, op_schema, overloads_of
+from shardscope._torch.storage import count_writes
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.compile.backends.aot import compile_as_inductor_would
-from shardscope.compile.backends.fault_options import (
-    FAILING,
-    Direction,
-    FaultPlan,
-    InjectedFault,
-    Kind,
-    choose_result,
-    fail_now,
-    inject_fault,
-    list_fault_ops,
-    overloads,
-    read_plan,
+from shardscope.compile.backends.graph_backends import (
+    copy_graph,
+    graphs_in,
+    has_non_leaf,
+    run_boxed,
+    user_line,
+    values_of,
 )
-from shardscope.compile.backends.graph_backends import copy_graph, graphs_in, run_boxed, values_of
-from shardscope.compile.backends.options import read_options
+from shardscope.compile.backends.op_names import name_of_dispatched, name_of_node, names_meant
+from shardscope.compile.backends.options import Option, choice_of, read_options
+from shardscope.errors import BackendError
+
+Kind = Literal["compile_error", "runtime_error", "accuracy_error", "nan", "hang", "crash"]
+Stage = Literal["graph", "decomposed", "partitioned"]
+Direction = Literal["both", "forward", "backward"]
+
+
+class InjectedFault(RuntimeError):  # noqa: N818 - not an error of this package
+    """Raised by a fault backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultPlan:
+    """A fault. `op` is what the user wrote, `names` are the names of that op."""
+
+    kind: Kind
+    op: str
+    names: frozenset[str]
+    stage: Stage = "graph"
+    nth: int | None = None
+    direction: Direction = "both"
+    also: frozenset[str] = frozenset()
+    by: float = 1.0
+    times: float = 1.0
+
+    def applies_to(self, direction: Direction) -> bool:
+        """Whether the fault is in forward or backward, as `direction` names it."""
+        return self.direction in ("both", direction)
+
+    def error(self, location: str = "") -> InjectedFault:
+        """The exception to raise, at compile time or at run time."""
+        kind = self.kind.replace("_", " ")
+        where = f" ({location})" if location else ""
+        return InjectedFault(f"Injected {kind} at op {self.op!r}, stage {self.stage}{where}.")
+
+    def find(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        """The nodes that get the fault: none if the op named by `also` is missing."""
+        named = [(node, name_of_node(node)) for node in nodes]
+        if self.also and not any(name in self.also for _, name in named):
+            return []
+        matches = [node for node, name in named if name in self.names]
+        return matches if self.nth is None else matches[self.nth - 1 : self.nth]
+
+    def raise_if_compiling(self, nodes: Iterable[fx.Node]) -> None:
+        """Raise at the first of `nodes`, if the fault is a compile error."""
+        for node in nodes if self.kind == "compile_error" else ():
+            raise self.error(user_line(node) or node.name)
+
+
+_OPTIONS = {
+    "op": Option(
+        "an op in any spelling: 'relu', 'F.relu', 'nn.ReLU', 'x.relu()', 'aten.relu', torch.relu",
+        lambda value: value is not None,
+        is_required=True,
+    ),
+    "stage": choice_of(*get_args(Stage), default="graph"),
+    "nth": Option(
+        "which occurrence in a graph, counted from 1; all by default",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+    ),
+    "direction": choice_of(*get_args(Direction), default="both"),
+    "also": Option("an op that must be in the same graph too", lambda value: value is not None),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+_AMOUNTS = {
+    "by": Option("a number to add to the result, by default 1", _is_number, 1.0),
+    "times": Option("a number to multiply the result with before", _is_number, 1.0),
+}
+
+
+def read_plan(kind: Kind, options: Mapping[str, Any] | None, mode: str | None) -> FaultPlan:
+    """The fault that the options describe; BackendError if they describe none."""
+    accepted = {**_OPTIONS, **(_AMOUNTS if kind == "accuracy_error" else {})}
+    chosen = read_options(f"fault_{kind}", options, mode, accepted)
+    op, also = chosen.pop("op"), chosen.pop("also")
+    plan = FaultPlan(
+        kind=kind,
+        op=op if isinstance(op, str) else getattr(op, "__name__", str(op)),
+        names=names_meant(op),
+        also=frozenset() if also is None else names_meant(also),
+        **chosen,
+    )
+    _refuse_impossible(plan)
+    return plan
+
+
+def _refuse_impossible(plan: FaultPlan) -> None:
+    if plan.stage == "graph" and plan.kind == "compile_error" and plan.direction == "backward":
+        raise BackendError(
+            "A compile error in backward cannot be at stage 'graph': dynamo captures only the "
+            "forward. Use stage 'decomposed' or 'partitioned'."
+        )
+    for names in filter(None, (plan.names, plan.also)) if plan.stage != "graph" else ():
+        # Without in-place and out= variants, which functionalization removes.
+        reached = [op for op in overloads(names) if not op_schema(op).is_mutable]
+        if all(is_composite(op) for op in reached):
+            raise BackendError(
+                f"Op {min(names)!r} never reaches stage {plan.stage!r}: it is decomposed into "
+                "other ops before (linear into addmm or mm, matmul into mm or bmm). Name one of "
+                "those, or take stage 'graph'."
+            )
+
+
+def overloads(names: frozenset[str]) -> list[Any]:
+    """All overloads of the ops with these names."""
+    op_names = (name for name in all_op_names() if name_of_dispatched(name) in names)
+    return [overload for name in sorted(op_names) for overload in overloads_of(name)]
+
+
+FAILING = ("runtime_error", "hang", "crash")
+FaultOp = tuple[Any, tuple[Any, ...]]
+
+
+def list_fault_ops(plan: FaultPlan, dtype: torch.dtype) -> list[FaultOp]:
+    """Ops with arguments, to apply to a result in order; they keep its dtype."""
+    aten = torch.ops.aten
+    if plan.kind in FAILING:
+        return [(_fail_op(), (plan.kind, str(plan.error())))]
+    is_inexact = dtype.is_floating_point or dtype.is_complex
+    if plan.kind == "nan":
+        # Integers have no NaN: they stay correct.
+        return [(aten.mul.Scalar, (float("nan"),))] if is_inexact else []
+    if dtype == torch.bool:
+        return [(aten.logical_not.default, ())]
+    by, times = plan.by, plan.times
+    if not is_inexact:
+        # A fraction would be truncated, and the result stay correct.
+        by, times = round(by) or (1 if plan.by > 0 else -1 if plan.by < 0 else 0), round(times)
+    scaled: list[FaultOp] = [] if times == 1 else [(aten.mul.Scalar, (times,))]
+    return [*scaled, *([] if by == 0 else [(aten.add.Scalar, (by,))])]
+
+
+def inject_fault(tensor: torch.Tensor, plan: FaultPlan) -> torch.Tensor:
+    """`tensor` with the fault applied."""
+    for op, args in list_fault_ops(plan, tensor.dtype):
+        tensor = op(tensor, *args)
+    return tensor
+
+
+def choose_result(values: list[Any]) -> int | None:
+    """The index of the result that gets the fault: the first float tensor, else the first tensor.
+
+    Integer results such as indices stay correct: wrong ones would make other ops fail.
+    """
+    tensors = [index for index, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    inexact = [
+        index
+        for index in tensors
+        if values[index].dtype.is_floating_point or values[index].dtype.is_complex
+    ]
+    return next(iter(inexact or tensors), None)
+
+
+def fail_now(kind: str, message: str) -> NoReturn:
+    """Raise, never return, or end the process with a segmentation fault."""
+    if kind == "runtime_error":
+        raise InjectedFault(message)
+    if kind == "crash":
+        ctypes.string_at(0)
+    while True:
+        time.sleep(0.1)  # short, so that Ctrl-C works on every platform
+
+
+@cache
+def _fail_op() -> Any:
+    """`fail_now` as an op: traced, it returns a tensor like its input; run, it fails."""
+    fail = torch.library.custom_op("shardscope::fail", _fail, mutates_args=())
+    fail.register_fake(lambda tensor, kind, message: torch.empty_like(tensor))
+    fail.register_autograd(lambda ctx, gradient: (gradient, None, None))
+    return torch.ops.shardscope.fail.default
+
+
+def _fail(tensor: torch.Tensor, kind: str, message: str) -> torch.Tensor:
+    fail_now(kind, message)
 
 
 def compile_captured(
@@ -44,7 +225,12 @@ def compile_captured(
     faulty_nodes = plan.find(nodes)
     plan.raise_if_compiling(faulty_nodes)
     for node in faulty_nodes:
-        _replace(node, _Faulty(_call_of(node), plan, name=node.name))
+        faulty = _Faulty(_call_of(node), plan, name=node.name)
+        with node.graph.inserting_before(node):
+            new = node.graph.call_function(faulty, node.args, node.kwargs)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        node.graph.erase_node(node)
     for graph in graphs_in(copy):
         graph.recompile()
     return copy.forward
@@ -58,22 +244,12 @@ def _can_inject(node: fx.Node) -> bool:
 
 def _call_of(node: fx.Node) -> Callable[..., Any]:
     if node.op == "call_method":
-        return lambda tensor, *args, **kwargs: methodcaller(str(node.target), *args, **kwargs)(
-            tensor
-        )
+        return lambda tensor, *args, **kwargs: getattr(tensor, str(node.target))(*args, **kwargs)
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return node.graph.owning_module.get_submodule(str(node.target))
     assert callable(node.target)
     return node.target
-
-
-def _replace(node: fx.Node, target: Callable[..., Any]) -> None:
-    with node.graph.inserting_before(node):
-        new = node.graph.call_function(target, node.args, node.kwargs)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
 
 
 @final
@@ -88,12 +264,12 @@ class _Faulty:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = [value for value in flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
-        versions = {id(value): version_of(value) for value in inputs}
+        versions = {id(value): count_writes(value) for value in inputs}
         values, structure = flatten(self._call(*args, **kwargs))
         index = choose_result(values)
         if index is not None:
             value = values[index]
-            is_written = versions.get(id(value), version_of(value)) != version_of(value)
+            is_written = versions.get(id(value), count_writes(value)) != count_writes(value)
             values[index] = self._inject_into_result(value, is_written=is_written)
         return unflatten(values, structure)
 
@@ -257,14 +433,21 @@ _STAGES = {
 }
 
 
-def fault_compile_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Raise InjectedFault when a graph with the op is compiled.
+def _make_backend(kind: Kind, effect: str) -> Callable[..., Compiled]:
+    """The backend `fault_<kind>`, whose docstring begins with its effect."""
+
+    def compile_with_fault(
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: Options = None,
+        mode: str | None = None,
+    ) -> Compiled:
+        plan = read_plan(kind, options, mode)
+        return _STAGES[plan.stage](gm, example_inputs, plan=plan)
+
+    compile_with_fault.__name__ = compile_with_fault.__qualname__ = f"fault_{kind}"
+    compile_with_fault.__doc__ = f"""{effect}
 
     Args:
         gm: The graph that dynamo captured.
@@ -273,120 +456,24 @@ def fault_compile_error(
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_compile_error", options=options)(x)
+        >>> options = {{"op": "relu"}}
+        >>> torch.compile(model, backend="shardscope_fault_{kind}", options=options)(x)
     """
-    return _compile("compile_error", gm, example_inputs, options, mode)
+    return compile_with_fault
 
 
-def fault_runtime_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Raise InjectedFault when compiled code runs the op.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_runtime_error", options=options)(x)
-    """
-    return _compile("runtime_error", gm, example_inputs, options, mode)
-
-
-def fault_accuracy_error(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Change the op's result: by 1, or by the options `by` and `times`.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_accuracy_error", options=options)(x)
-    """
-    return _compile("accuracy_error", gm, example_inputs, options, mode)
-
-
-def fault_nan(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Make the op's result NaN if it is floating point.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_nan", options=options)(x)
-    """
-    return _compile("nan", gm, example_inputs, options, mode)
-
-
-def fault_hang(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """Never return from the op until interrupted.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_hang", options=options)(x)
-    """
-    return _compile("hang", gm, example_inputs, options, mode)
-
-
-def fault_crash(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Options = None,
-    mode: str | None = None,
-) -> Compiled:
-    """End the process at the op with a segmentation fault.
-
-    Args:
-        gm: The graph that dynamo captured.
-        example_inputs: Example inputs of the graph.
-        options: Options of this backend; unknown options raise BackendError.
-        mode: `mode` of torch.compile, which is ignored.
-
-    Examples:
-        >>> options = {"op": "relu"}
-        >>> torch.compile(model, backend="shardscope_fault_crash", options=options)(x)
-    """
-    return _compile("crash", gm, example_inputs, options, mode)
+fault_compile_error = _make_backend(
+    "compile_error", "Raise InjectedFault when a graph with the op is compiled."
+)
+fault_runtime_error = _make_backend(
+    "runtime_error", "Raise InjectedFault when compiled code runs the op."
+)
+fault_accuracy_error = _make_backend(
+    "accuracy_error", "Change the op's result: by 1, or by the options `by` and `times`."
+)
+fault_nan = _make_backend("nan", "Make the op's result NaN if it is floating point.")
+fault_hang = _make_backend("hang", "Never return from the op until interrupted.")
+fault_crash = _make_backend("crash", "End the process at the op with a segmentation fault.")
 
 
 def fault_non_leaf(
@@ -411,21 +498,3 @@ def fault_non_leaf(
     if has_non_leaf(gm, example_inputs):
         raise InjectedFault("Injected compile error: an input is not a leaf of autograd's graph.")
     return gm.forward
-
-
-def has_non_leaf(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether the graph has a call and an input that is not an autograd leaf."""
-    tensors = [tensor for tensor in example_inputs if isinstance(tensor, torch.Tensor)]
-    is_trivial = not any(node.op.startswith("call_") for node in gm.graph.nodes)
-    return not is_trivial and not all(tensor.is_leaf for tensor in tensors)
-
-
-def _compile(
-    kind: Kind,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    mode: str | None,
-) -> Compiled:
-    plan = read_plan(kind, options, mode)
-    return _STAGES[plan.stage](gm, example_inputs, plan=plan)

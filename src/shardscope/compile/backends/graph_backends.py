@@ -359,3 +359,10 @@ def _rewrite_args(node: fx.Node) -> None:
         name: str(value) if isinstance(value, torch.device) else value
         for name, value in node.kwargs.items()
     }
+
+
+def has_non_leaf(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether the graph has a call and an input that is not an autograd leaf."""
+    tensors = [tensor for tensor in example_inputs if isinstance(tensor, torch.Tensor)]
+    is_trivial = not any(node.op.startswith("call_") for node in gm.graph.nodes)
+    return not is_trivial and not all(tensor.is_leaf for tensor in tensors)

@@ -23,8 +23,7 @@ from shardscope._torch.aot import (
 )
 from shardscope._torch.checking_modes import check_fakes
 from shardscope.compile.backends import aot, graph_backends
-from shardscope.compile.backends.faults import has_non_leaf
-from shardscope.compile.backends.graph_backends import copy_graph
+from shardscope.compile.backends.graph_backends import copy_graph, has_non_leaf
 from shardscope.compile.backends.op_names import name_of_node
 
 _log = logging.getLogger("shardscope")

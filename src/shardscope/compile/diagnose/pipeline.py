@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shardscope._torch.inductor import read_settings
 from shardscope._torch.preload import FOR_INDUCTOR, FOR_SCRIPTS
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.diagnose.accuracy import (
     NUMBERS,
     CheckResult,

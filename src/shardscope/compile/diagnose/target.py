@@ -14,12 +14,13 @@ from torch import fx, nn
 
 from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
-from shardscope.compile.call_state import preserved_call_state, walk_call
+from shardscope.compile.call_state import walk_call
 from shardscope.compile.diagnose.accuracy import format_error
 from shardscope.compile.diagnose.repro import FunctionCall
 from shardscope.compile.diagnose.subgraph import Subgraph, is_non_leaf, make_non_leaf
 from shardscope.compile.diagnose.worker import pack
 from shardscope.compile.explain.explain import compile_lock, name_of
+from shardscope.compile.preserved_state import preserved_call_state
 from shardscope.errors import CompileError
 
 

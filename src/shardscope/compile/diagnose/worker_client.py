@@ -26,13 +26,7 @@ from shardscope.compile.diagnose.worker_tasks import (
     load_subgraph,
     read_subgraph_info,
 )
-from shardscope.errors import (
-    CompileError,
-    RemoteError,
-    ShardscopeError,
-    WorkerCrashed,
-    WorkerHung,
-)
+from shardscope.errors import CompileError, RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from torch import fx
 from shardscope._torch.dynamo import Durations, read_durations, watch_compiles
 from shardscope._torch.dynamo_caches import fresh_caches, is_compiler_off
 from shardscope._torch.private import explain_moved_names
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
-from shardscope.compile.call_state import preserved_call_state
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.explain.assemble import assemble
 from shardscope.compile.explain.frames import FrameLog
+from shardscope.compile.preserved_state import preserved_call_state
 from shardscope.errors import CompileError, TorchVersionError
 from shardscope.record import (
     BreakSite,
@@ -132,8 +132,14 @@ _MAX_ERROR = 300  # characters of an exception's text
 class Explaining:
     """What `explaining` yields; has the result once the context has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: FrameLog) -> None:
+        self._log = log
         self._recording: Recording | None = None
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether anything was compiled so far."""
+        return bool(self._log.frames)
 
     @property
     def recording(self) -> Recording:
@@ -173,7 +179,7 @@ def explaining(*, guards: bool = False, target: str = "") -> Iterator[Explaining
         >>> e.explanation.num_recompiles
     """
     log = FrameLog(has_guards=guards)
-    explained = Explaining()
+    explained = Explaining(log)
     before = read_durations()
     failure = ""
     try:

@@ -25,11 +25,11 @@ from shardscope._torch.dynamo import (
     watch_compiles,
 )
 from shardscope._torch.dynamo_caches import fresh_caches
-from shardscope.compile.call_state import preserved_call_state
 from shardscope.compile.explain.assemble import is_traced_without_break
 from shardscope.compile.explain.break_sites import Sites
 from shardscope.compile.explain.explain import compile_lock, run_as_it_is
 from shardscope.compile.explain.frames import Frame, FrameLog, list_targets
+from shardscope.compile.preserved_state import preserved_call_state
 
 
 @final

@@ -2,8 +2,8 @@
 
 The model as the user wrote it, on a single device, is called the original. A step (`step.py`) runs
 on every rank, and on the single device in several variants (`runs.py`): as it is, in double
-precision, and with perturbed weights. Each run gives a `StepResult` (`result.py`): outputs,
-gradients and changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
+precision, and with perturbed weights. Each run gives a `StepResult`: outputs, gradients and
+changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
 of each; `compare.py` decides whether a tensor agrees, as a full tensor or as shards, of which
 `tensor_shards.py` finds the layout. `parameters.py` finds out which elements of the original's
 parameters each rank holds, where names and shapes do not determine it.
@@ -12,12 +12,7 @@ parameters each rank holds, where names and shapes do not determine it.
     verdicts = [compare_case(case).verdict for case in make_cases(runs, ranks, sizes)]
 """
 
-from shardscope.parallel.equivalence.cases import (
-    Case,
-    Runs,
-    drop_extra_calls,
-    make_cases,
-)
+from shardscope.parallel.equivalence.cases import Case, Runs, drop_extra_calls, make_cases
 from shardscope.parallel.equivalence.compare import (
     TensorComparison,
     compare,
@@ -25,18 +20,7 @@ from shardscope.parallel.equivalence.compare import (
     describe_dtype,
     name_dtype,
 )
-from shardscope.parallel.equivalence.parameters import (
-    TracedWeights,
-    is_unclear,
-)
-from shardscope.parallel.equivalence.result import (
-    Key,
-    Region,
-    StepResult,
-    find_stages,
-    named_tensors,
-    tie_names,
-)
+from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
 from shardscope.parallel.equivalence.runs import (
     AS_IT_IS,
     MARKED,
@@ -50,16 +34,22 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
+    Key,
     OriginalNames,
     Probe,
+    Region,
+    StepResult,
     Task,
     call_model,
     default_loss,
     execute,
+    find_stages,
     is_cleared,
     named_buffers,
     named_parameters,
+    named_tensors,
     shard_batch,
+    tie_names,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,

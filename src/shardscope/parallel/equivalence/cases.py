@@ -9,7 +9,7 @@ from typing import final
 import torch
 
 from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
-from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
+from shardscope.parallel.equivalence.step import Key, Region, StepResult, tie_names
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.record import TensorKind
 

@@ -21,7 +21,7 @@ from shardscope.numerics import (
     unravel,
 )
 from shardscope.parallel.equivalence.cases import Case, Runs, make_cases
-from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence.step import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
 from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
 

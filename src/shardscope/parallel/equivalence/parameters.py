@@ -17,8 +17,7 @@ from typing import final
 import torch
 from torch import nn
 
-from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.equivalence.step import named_parameters
+from shardscope.parallel.equivalence.step import StepResult, named_parameters, tie_names
 from shardscope.parallel.equivalence.tensor_shards import ranks_by_distance
 
 Named = Mapping[str, torch.Tensor]

@@ -14,12 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.dispatch import (
-    TorchDispatchMode,
-    is_overload,
-    name_arguments,
-    op_packet,
-)
+from shardscope._torch.dispatch import TorchDispatchMode, is_overload, name_arguments, op_packet
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
 from shardscope._torch.tree import map_leaves
 from shardscope.errors import ParityError, ShardscopeError
@@ -35,8 +30,14 @@ from shardscope.numerics import (
 )
 from shardscope.parallel.equivalence.cases import Runs
 from shardscope.parallel.equivalence.parameters import mark_weights
-from shardscope.parallel.equivalence.result import StepResult, tie_names
-from shardscope.parallel.equivalence.step import Probe, Task, execute, named_parameters
+from shardscope.parallel.equivalence.step import (
+    Probe,
+    StepResult,
+    Task,
+    execute,
+    named_parameters,
+    tie_names,
+)
 
 
 @final

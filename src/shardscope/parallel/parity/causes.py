@@ -12,10 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence import (
-    TensorComparison,
-    shard_layouts,
-)
+from shardscope.parallel.equivalence import TensorComparison, shard_layouts
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.reduction_causes import (

@@ -11,11 +11,7 @@ from typing import final
 import torch
 
 from shardscope.numerics import NoiseFloor, find_rms, is_finite, measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence import (
-    Case,
-    Layout,
-    TensorComparison,
-)
+from shardscope.parallel.equivalence import Case, Layout, TensorComparison
 
 MAX_ELEMENTS = 2**22
 """The largest tensor that is compared in many orders and slices."""

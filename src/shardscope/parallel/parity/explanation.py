@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from shardscope.parallel.parity.origin import Origin, OriginKind
+from shardscope.parallel.parity.result import Origin, OriginKind
 from shardscope.record import Suspect
 
 Reduction = Literal["sum", "mean", ""]

@@ -22,8 +22,8 @@ from shardscope.parallel.equivalence import (
     make_cases,
     ranks_by_distance,
 )
-from shardscope.parallel.parity.origin import Origin, OriginKind, is_within
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
+from shardscope.parallel.parity.result import Origin, OriginKind, is_within
 from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
 
 # Intermediate tensors may rightly have another shape or dtype.

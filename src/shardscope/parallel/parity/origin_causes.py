@@ -13,9 +13,8 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.parallel.parity.origin import Origin, OriginKind
-from shardscope.parallel.parity.pipeline import ParityResult
 from shardscope.parallel.parity.reduction_causes import explain_mixed, explain_wrong_group
+from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
 from shardscope.parallel.parity.slice_causes import explain_fused
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
@@ -46,7 +45,7 @@ class OriginExplainer:
         *,
         is_forward: bool = False,
     ) -> Explanation:
-        """The cause of one tensor's difference, inferred once; see `causes.explain`.
+        """The cause of one tensor's difference, inferred once; see `explain` in `causes.py`.
 
         `module` is the module that computes the tensor and `inputs` what it takes.
         """

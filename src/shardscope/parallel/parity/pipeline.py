@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol, final
 
 import torch
@@ -38,21 +38,15 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
-from shardscope.parallel.parity.origin import Origin, OriginKind
-from shardscope.parallel.parity.probe import (
-    ModuleProbe,
-    OpProbe,
-    ProbePoint,
-    ProbeSpec,
-    Role,
-)
+from shardscope.parallel.parity.probe import ModuleProbe, OpProbe, ProbePoint, ProbeSpec, Role
 from shardscope.parallel.parity.recheck import (
     accept_own_outputs,
     is_coarse,
     recheck_fp64,
     recheck_without_rng,
 )
-from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
+from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult
+from shardscope.parallel.parity.ties import find_broken_ties
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 Report = Callable[[str, str], None]
@@ -90,23 +84,6 @@ class Version(Protocol):
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
     ) -> list[StepResult]:
         """The result of each rank."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ParityResult:
-    """The comparisons of all tensors, and where the versions diverge."""
-
-    comparisons: list[TensorComparison]
-    reference: StepResult  # of the single device
-    has_exact: bool = True  # the noise floor comes from double precision
-    origins: list[Origin] = field(default_factory=list)
-    types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
-    op: WrongOp | None = None  # at the first origin
-    missing_elements: Mapping[str, str] = field(default_factory=dict)  # weights without a rank
-    num_calls: int = 1  # of the model, on a rank
-    num_cleared: int = 0  # times that a rank cleared gradients before another backward
-    broken_ties: Sequence[BrokenTie] = ()
 
 
 def check_parity(

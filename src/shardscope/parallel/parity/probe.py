@@ -29,11 +29,7 @@ from shardscope._torch.dispatch import (
 )
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope.attribution.call_sites import read_stack
-from shardscope.parallel.equivalence import (
-    OriginalNames,
-    Probe,
-    named_tensors,
-)
+from shardscope.parallel.equivalence import OriginalNames, Probe, named_tensors
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name

@@ -21,10 +21,9 @@ from shardscope.parallel.parity.explanation import (
     name_location,
     suggest_remedy,
 )
-from shardscope.parallel.parity.origin import Origin, OriginKind, is_within
 from shardscope.parallel.parity.origin_causes import OriginExplainer
-from shardscope.parallel.parity.pipeline import ParityResult
-from shardscope.parallel.parity.ties import BrokenTie, explain_tie
+from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult, is_within
+from shardscope.parallel.parity.ties import explain_tie
 from shardscope.record import (
     TOLERABLE,
     Agreement,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import get_context
@@ -18,46 +18,21 @@ from typing import Protocol, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
-from shardscope.parallel.equivalence import (
-    AS_IT_IS,
-    StepResult,
-    Task,
-    Variant,
-)
-from shardscope.parallel.parity.eager_version import share_equal_tensors
+from shardscope.parallel.equivalence import AS_IT_IS, StepResult, Variant
+from shardscope.parallel.parity.pipeline import Version
 from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.versions import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated
 _FAILURE_GRACE_S = 0.5  # for other ranks to report failures
 
 
-class SendableVersion(Protocol):
+class SendableVersion(Version, Protocol):
     """A version that can be sent to another process, to run as one of its ranks."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The original model."""
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """Names and sizes of the mesh axes."""
-
-    @property
-    def task(self) -> Task:
-        """The step to run."""
-
-    @property
-    def batch_axes(self) -> Sequence[str]:
-        """The mesh axes along which the batch is sharded."""
-
-    @property
-    def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded along the batch axes."""
 
     def run_as_rank(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
@@ -71,34 +46,11 @@ class Processes:
 
     def __init__(self, version: SendableVersion) -> None:
         self._version = version
+        self.model, self.axes, self.task = version.model, version.axes, version.task
+        self.batch_axes, self.batch_dim = version.batch_axes, version.batch_dim
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shardscope-")
         self._num_runs = 0
-
-    @property
-    def model(self) -> nn.Module:
-        """The original model."""
-        return self._version.model
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """Names and sizes of the mesh axes."""
-        return self._version.axes
-
-    @property
-    def task(self) -> Task:
-        """The step to run."""
-        return self._version.task
-
-    @property
-    def batch_axes(self) -> Sequence[str]:
-        """The mesh axes along which the batch is sharded."""
-        return self._version.batch_axes
-
-    @property
-    def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded along the batch axes."""
-        return self._version.batch_dim
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
@@ -122,20 +74,12 @@ class Processes:
         self._end()
         self._folder.cleanup()
 
-    @contextmanager
-    def closing(self) -> Iterator[Processes]:
-        """Close when the context ends."""
-        try:
-            yield self
-        finally:
-            self.close()
-
     def _start(self) -> None:
         payload = Path(self._folder.name, "payload")
         payload.write_bytes(_pack(self._version))
         context = get_context("spawn")
         store = Path(self._folder.name, f"store-{self._num_runs}")
-        size = _size(self._version.axes)
+        size = math.prod(self.axes.values())
         for rank in range(size):
             parent_pipe, child_pipe = context.Pipe()
             args = (rank, size, str(payload), str(store), self._folder.name, child_pipe)
@@ -192,13 +136,6 @@ def _receive(pipe: Connection) -> str | None:
 
 def _is_consequence(failure: str) -> bool:
     return any(words in failure for words in ("by peer", "Broken pipe", "Timed out"))
-
-
-def _size(axes: Mapping[str, int]) -> int:
-    size = 1
-    for axis_size in axes.values():
-        size *= axis_size
-    return size
 
 
 def _load(path: Path) -> StepResult:

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from shardscope.parallel.equivalence import (
-    Layout,
-    Order,
-    TensorComparison,
-    ranks_along,
-)
+from shardscope.parallel.equivalence import Layout, Order, TensorComparison, ranks_along
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect

@@ -7,34 +7,13 @@ model. That is an error unless the program gives all copies the gradient of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence import (
-    StepResult,
-    TensorComparison,
-    tie_names,
-)
+from shardscope.parallel.equivalence import StepResult, TensorComparison, tie_names
 from shardscope.parallel.parity.explanation import Explanation
+from shardscope.parallel.parity.result import BrokenTie
 from shardscope.record import Suspect
-
-
-@final
-@dataclass(frozen=True)
-class BrokenTie:
-    """Parameters of the parallel model that are one parameter in the original.
-
-    `names` has all names of the original's parameter, `copies` one name for each parameter that
-    it became. The copies are on one rank, or, with `is_across_ranks`, on different ranks, such
-    as those of different pipeline stages.
-    """
-
-    names: tuple[str, ...]
-    copies: tuple[str, ...]
-    frozen: tuple[str, ...] = ()  # copies that require no gradient
-    is_across_ranks: bool = False
 
 
 def find_broken_ties(reference: StepResult, ranks: Sequence[StepResult]) -> Iterator[BrokenTie]:

@@ -15,9 +15,15 @@ from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import expression_of, fake_mode_of
 from shardscope._torch.export import traced as without_data
 from shardscope.errors import ParallelError
-from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained, values_in
+from shardscope.parallel.ir.graph import (
+    Role,
+    ShardingGraph,
+    Value,
+    explained,
+    symbols_in,
+    values_in,
+)
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
-from shardscope.parallel.ir.symbolic_sizes import symbols_in
 from shardscope.parallel.passes.exported import local_example
 from shardscope.parallel.passes.lower import RankProgram
 from shardscope.plan.placements import Size

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from shardscope._torch.export import flatten, unflatten
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained

@@ -1,9 +1,11 @@
-"""The cost of a reshard in bytes, and the reason for it in words."""
+"""The costs of reshards and of strategies in bytes, and the reason for a reshard in words."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import sympy
@@ -24,9 +26,10 @@ from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Siz
 Hints = Mapping[sympy.Symbol, int]
 """By the symbol of a dynamic size, the size that the program was exported with."""
 
-START_BYTES = 16 * 1024
-"""The bytes that could be sent in the time that a collective takes to start."""
-
+# Factors on the cost of resharding a parameter. On an axis that shards the data, weights are
+# gathered to match the data; on other axes they stay as planned.
+_FOLLOW_DATA, _KEEP_WEIGHTS = 1e-3, 100.0
+_START_BYTES = 16 * 1024  # what could be sent while a collective starts
 _GUESS = 64  # for a size that depends on data
 _SLICE = 1e-6  # no communication, but a shard is worth less than the full tensor
 _REGRET = 1.01  # of a shard that no constraint demands: it may have to be gathered again
@@ -72,6 +75,110 @@ def reshard_cost(source: Placement, target: Placement, *, is_constrained: bool =
             return 2.0
         case _:  # partial to sharded
             return 1.0 if is_constrained else 1.0 + _REGRET
+
+
+@final
+@dataclass
+class StrategyCosts:
+    """What a strategy costs along one mesh axis, in bytes, given the placements chosen so far.
+
+    `module_outputs` are placements that the plan demands. If `is_data_axis`, weights follow the
+    data, not the data the weights. The propagation keeps the other fields up to date.
+    """
+
+    axis: int
+    coordinate: MeshCoordinate
+    hints: Hints
+    module_outputs: Mapping[Value, Placement]
+    is_data_axis: bool
+    resharded_values: dict[tuple[Value, Placement], Value] = field(default_factory=dict)
+    parameters: set[Value] = field(default_factory=set)
+    num_uses: Counter[Value] = field(default_factory=Counter)
+    buffer_placements: dict[Value, Placement] = field(default_factory=dict)  # of their new values
+
+    def strategy_cost(self, op_node: OpNode | Reshard, strategy: Strategy) -> float:
+        """The cost in bytes of resharding the inputs, and the outputs that the plan constrains."""
+        constraint = self.output_constraint(op_node)
+        total = 0.0
+        for value, target in {(v, p) for v, p in zip(op_node.inputs, strategy.inputs, strict=True)}:
+            is_constrained = target == constraint or constraint in strategy.outputs
+            total += self._reshard_cost(value, target, is_constrained=is_constrained)
+            total += self._partial_cost(op_node, value, target)
+        outputs = [output for output in op_node.outputs if output.is_tensor]
+        for value, placement in zip(outputs, strategy.outputs, strict=True):
+            target = self.module_outputs.get(value.root, placement)
+            if target != placement:
+                total += _cost_of(
+                    reshard_cost(placement, target, is_constrained=True), self.num_bytes(value)
+                )
+            total += self.buffer_cost(value, placement)
+        return total + self._sharding_cost(outputs, strategy)
+
+    def _sharding_cost(self, outputs: Sequence[Value], strategy: Strategy) -> float:
+        """The cost of a sharded result of replicated inputs: as much as slicing it.
+
+        So a value that is computed from replicated values only stays replicated, unless the plan
+        wants it sharded or a later op has a sharded argument to combine it with.
+        """
+        if any(not isinstance(placement, Replicate) for placement in strategy.inputs):
+            return 0.0
+        return sum(
+            reshard_cost(Replicate(), placement) * self.num_bytes(value)
+            for value, placement in zip(outputs, strategy.outputs, strict=True)
+            if isinstance(placement, Shard)
+        )
+
+    def buffer_cost(self, value: Value, placement: Placement) -> float:
+        """The cost of resharding a buffer's new value to the buffer's placement.
+
+        That is a collective of its own. Such values are small; the number of collectives costs.
+        """
+        required = self.buffer_placements.get(value, placement)
+        if reshard_cost(placement, required) < 1:
+            return 0.0
+        return _START_BYTES + reshard_cost(placement, required) * self.num_bytes(value)
+
+    def _reshard_cost(self, value: Value, target: Placement, *, is_constrained: bool) -> float:
+        if (value, target) in self.resharded_values:
+            return 0.0
+        sources = [value.placements[self.axis]]
+        if (value, Replicate()) in self.resharded_values:
+            sources.append(Replicate())
+        cost_per_byte = min(
+            reshard_cost(source, target, is_constrained=is_constrained) for source in sources
+        )
+        is_collective = cost_per_byte > reshard_cost(Replicate(), Shard(0))
+        if is_collective and value.root in self.parameters:
+            cost_per_byte *= _FOLLOW_DATA if self.is_data_axis else _KEEP_WEIGHTS
+        return _cost_of(cost_per_byte, self.num_bytes(value)) if cost_per_byte else 0.0
+
+    def _partial_cost(self, op_node: OpNode | Reshard, value: Value, target: Placement) -> float:
+        """The cost of leaving a value partial and reducing what is computed from it instead.
+
+        Nothing, unless several ops would be reduced, or a result that is larger than the value.
+        """
+        if not isinstance(target, Partial) or isinstance(op_node, Reshard):
+            return 0.0
+        if self.num_uses[value] > 1:
+            return 2.5 * self.num_bytes(value)
+        growth = sum(
+            self.num_bytes(output) for output in op_node.outputs if output.is_tensor
+        ) - self.num_bytes(value)
+        return 2.0 * max(0, growth)
+
+    def output_constraint(self, op_node: OpNode | Reshard) -> Placement | None:
+        """The placement that the plan demands of the node's outputs; None if it demands none."""
+        placements = [self.module_outputs.get(output.root) for output in op_node.outputs]
+        return next((placement for placement in placements if placement is not None), None)
+
+    def num_bytes(self, value: Value) -> int:
+        """The bytes of a value that is resharded along the axis."""
+        return reshard_bytes(value, self.axis, self.coordinate, self.hints)
+
+
+def _cost_of(cost_per_byte: float, num_bytes: int) -> float:
+    """The cost of `num_bytes`; infinite if impossible, also for an empty tensor."""
+    return cost_per_byte if cost_per_byte == math.inf else cost_per_byte * num_bytes
 
 
 def reshard_kind(source: Placement, target: Placement) -> str:

@@ -10,18 +10,13 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ArgumentSpec,
-    ExportGraphSignature,
-    OutputSpec,
-)
+from torch.export.graph_signature import ArgumentSpec, ExportGraphSignature, OutputSpec
 
-from shardscope._torch.export import expression_of, fake_mode_of, flatten, traced, unflatten
+from shardscope._torch.export import expression_of, fake_mode_of, traced
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.errors import ParallelError
-from shardscope.parallel.ir.graph import ShardingGraph, Value, explained
-from shardscope.parallel.ir.reference_sharding import local_shard
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
+from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, explained
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec, local_shard
 from shardscope.parallel.passes.lower import RankProgram
 
 _StateT = TypeVar("_StateT")

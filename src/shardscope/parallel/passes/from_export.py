@@ -34,10 +34,10 @@ from shardscope.parallel.ir.graph import (
     Role,
     RoleKind,
     ShardingGraph,
+    SymbolicSizes,
     Value,
     map_nest,
 )
-from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.sharding_rules.grouped_mm import grouped_mm
 
 _INPUT_KINDS: dict[InputKind, RoleKind] = {

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import is_overload
-from shardscope._torch.export import fake_mode_of, flatten, traced
+from shardscope._torch.export import fake_mode_of, traced
+from shardscope._torch.tree import flatten
 from shardscope.parallel.ir.graph import (
     OpNode,
     Reshard,

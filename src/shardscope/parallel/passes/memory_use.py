@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from shardscope._torch.collectives.functional import WAIT
-from shardscope._torch.export import expression_of, flatten
+from shardscope._torch.export import expression_of
+from shardscope._torch.tree import flatten
 from shardscope.parallel.ir.graph import ShardingGraph, Value
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.cost_model import Hints, size_hint

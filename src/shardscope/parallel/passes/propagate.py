@@ -9,7 +9,6 @@ on gathered inputs is decomposed if that costs less.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,20 +31,16 @@ from shardscope.parallel.ir.graph import (
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes.cost_model import (
-    START_BYTES,
     Hints,
+    StrategyCosts,
     describe_need,
     describe_transfer,
-    reshard_bytes,
     reshard_cost,
 )
 from shardscope.parallel.passes.strategies import Decomposition, StrategyLookup, decompose
 from shardscope.plan.placements import Partial, Placement, Replicate, Shard
 from shardscope.record import FallbackKind
 
-# Factors on the cost of resharding a parameter. On an axis that shards the data, weights are
-# gathered to match the data; on other axes they stay as planned.
-_FOLLOW_DATA, _KEEP_WEIGHTS = 1e-3, 100.0
 _MAX_DEPTH = 3  # of decompositions inside decompositions
 
 
@@ -59,9 +54,8 @@ class AxisConstraints:
     module_outputs: dict[Value, Placement]
     outputs: Callable[[Role], Placement | None]  # None: as it comes, but never partial
     is_data_axis: bool = False  # weights follow the data, not the data the weights
-    exited_modules: dict[Value, str] = field(
-        default_factory=dict
-    )  # by value, the module whose output it is
+    # By value, the module whose output it is.
+    exited_modules: dict[Value, str] = field(default_factory=dict)
 
 
 @final
@@ -123,28 +117,30 @@ class _AxisPropagation:
     hints: Hints
     strategy_lookup: StrategyLookup
     op_nodes: list[OpNode | Reshard] = field(default_factory=list)
-    resharded_values: dict[tuple[Value, Placement], Value] = field(default_factory=dict)
-    current_values: dict[Value, Value] = field(
-        default_factory=dict
-    )  # after resharding or decomposition
+    # By value, what it is after resharding or decomposition.
+    current_values: dict[Value, Value] = field(default_factory=dict)
     fallbacks: list[Fallback] = field(default_factory=list)
-    parameters: set[Value] = field(default_factory=set)
-    num_uses: Counter[Value] = field(default_factory=Counter)
     producers: dict[Value, OpNode | Reshard] = field(default_factory=dict)
-    buffer_placements: dict[Value, Placement] = field(
-        default_factory=dict
-    )  # required of new buffer values
     spent_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.costs = StrategyCosts(
+            self.axis,
+            self.coordinate,
+            self.hints,
+            self.constraints.module_outputs,
+            self.constraints.is_data_axis,
+        )
 
     def run(self) -> list[Fallback]:
         for value, role in self.graph.inputs:
             value.placements.append(self.constraints.inputs.get(value, Replicate()))
             value.has_gradient = value.is_tensor and value.example_tensor.requires_grad
             if role.kind == "parameter":
-                self.parameters.add(value)
+                self.costs.parameters.add(value)
         for op_node in self.graph.op_nodes:
-            self.num_uses.update(set(values_in(_arguments(op_node))))
-        self.buffer_placements = {
+            self.costs.num_uses.update(set(values_in(_arguments(op_node))))
+        self.costs.buffer_placements = {
             value: placement
             for value, placement in self._buffer_constraints()
             if placement is not None
@@ -198,87 +194,15 @@ class _AxisPropagation:
         input_placements = [self._placement(value) for value in op_node.inputs]
         strategies = self.strategy_lookup.list_strategies(op_node, input_placements)
         costs = [
-            (self._strategy_cost(op_node, strategy), -_num_unchanged(strategy, input_placements), i)
+            (
+                self.costs.strategy_cost(op_node, strategy),
+                -_num_unchanged(strategy, input_placements),
+                i,
+            )
             for i, strategy in enumerate(strategies)
         ]
         cost, _, index = min(costs)
         return strategies[index], cost
-
-    def _strategy_cost(self, op_node: OpNode | Reshard, strategy: Strategy) -> float:
-        """The cost in bytes of resharding the inputs, and the outputs that the plan constrains."""
-        constraint = self._output_constraint(op_node)
-        total = 0.0
-        for value, target in {(v, p) for v, p in zip(op_node.inputs, strategy.inputs, strict=True)}:
-            is_constrained = target == constraint or constraint in strategy.outputs
-            total += self._reshard_cost(value, target, is_constrained=is_constrained)
-            total += self._partial_cost(op_node, value, target)
-        outputs = [output for output in op_node.outputs if output.is_tensor]
-        for value, placement in zip(outputs, strategy.outputs, strict=True):
-            target = self.constraints.module_outputs.get(value.root, placement)
-            if target != placement:
-                total += _cost_of(
-                    reshard_cost(placement, target, is_constrained=True), self._bytes(value)
-                )
-            total += self._buffer_cost(value, placement)
-        return total + self._sharding_cost(outputs, strategy)
-
-    def _sharding_cost(self, outputs: Sequence[Value], strategy: Strategy) -> float:
-        """The cost of a sharded result of replicated inputs: as much as slicing it.
-
-        So a value that is computed from replicated values only stays replicated, unless the plan
-        wants it sharded or a later op has a sharded argument to combine it with.
-        """
-        if any(not isinstance(placement, Replicate) for placement in strategy.inputs):
-            return 0.0
-        return sum(
-            reshard_cost(Replicate(), placement) * self._bytes(value)
-            for value, placement in zip(outputs, strategy.outputs, strict=True)
-            if isinstance(placement, Shard)
-        )
-
-    def _buffer_cost(self, value: Value, placement: Placement) -> float:
-        """The cost of resharding a buffer's new value to the buffer's placement.
-
-        That is a collective of its own. Such values are small; the number of collectives costs.
-        """
-        required = self.buffer_placements.get(value, placement)
-        if reshard_cost(placement, required) < 1:
-            return 0.0
-        return START_BYTES + reshard_cost(placement, required) * self._bytes(value)
-
-    def _reshard_cost(self, value: Value, target: Placement, *, is_constrained: bool) -> float:
-        if (value, target) in self.resharded_values:
-            return 0.0
-        sources = [self._placement(value)]
-        if (value, Replicate()) in self.resharded_values:
-            sources.append(Replicate())
-        cost_per_byte = min(
-            reshard_cost(source, target, is_constrained=is_constrained) for source in sources
-        )
-        is_collective = cost_per_byte > reshard_cost(Replicate(), Shard(0))
-        if is_collective and value.root in self.parameters:
-            cost_per_byte *= _FOLLOW_DATA if self.constraints.is_data_axis else _KEEP_WEIGHTS
-        return _cost_of(cost_per_byte, self._bytes(value)) if cost_per_byte else 0.0
-
-    def _partial_cost(self, op_node: OpNode | Reshard, value: Value, target: Placement) -> float:
-        """The cost of leaving a value partial and reducing what is computed from it instead.
-
-        Nothing, unless several ops would be reduced, or a result that is larger than the value.
-        """
-        if not isinstance(target, Partial) or isinstance(op_node, Reshard):
-            return 0.0
-        if self.num_uses[value] > 1:
-            return 2.5 * self._bytes(value)
-        growth = sum(
-            self._bytes(output) for output in op_node.outputs if output.is_tensor
-        ) - self._bytes(value)
-        return 2.0 * max(0, growth)
-
-    def _output_constraint(self, op_node: OpNode | Reshard) -> Placement | None:
-        placements = [
-            self.constraints.module_outputs.get(output.root) for output in op_node.outputs
-        ]
-        return next((placement for placement in placements if placement is not None), None)
 
     def _apply_strategy(self, op_node: OpNode | Reshard, strategy: Strategy) -> None:
         targets = iter(enumerate(strategy.inputs))
@@ -307,7 +231,7 @@ class _AxisPropagation:
                 self.current_values[value] = self._reshard(value, constraint, op_node.origin, cause)
 
     def _describe_cause(self, op_node: OpNode | Reshard, strategy: Strategy, position: int) -> str:
-        constraint = self._output_constraint(op_node)
+        constraint = self.costs.output_constraint(op_node)
         is_decomposed = isinstance(op_node, OpNode) and op_node.is_rewritten
         if is_decomposed and constraint is not None and strategy.inputs[position] == constraint:
             return self._describe_module_output(op_node, op_node.outputs[0])
@@ -320,14 +244,14 @@ class _AxisPropagation:
     def _reshard(self, value: Value, target: Placement, origin: Origin, cause: str) -> Value:
         if self._placement(value) == target:
             return value
-        if (value, target) not in self.resharded_values:
-            self.resharded_values[value, target] = self._insert_reshard(
+        if (value, target) not in self.costs.resharded_values:
+            self.costs.resharded_values[value, target] = self._insert_reshard(
                 value, target, origin, cause
             )
-        return self.resharded_values[value, target]
+        return self.costs.resharded_values[value, target]
 
     def _insert_reshard(self, value: Value, target: Placement, origin: Origin, cause: str) -> Value:
-        replicated = self.resharded_values.get((value, Replicate()))
+        replicated = self.costs.resharded_values.get((value, Replicate()))
         start = replicated if replicated is not None and isinstance(target, Shard) else value
         source = self._placement(start)
         cost_per_byte = reshard_cost(source, target, is_constrained=True)
@@ -337,9 +261,9 @@ class _AxisPropagation:
                 f"but it is {source}, which cannot be turned into partial sums. Leave that "
                 "placement out of the plan."
             )
-        self.spent_bytes += cost_per_byte * self._bytes(value)
+        self.spent_bytes += cost_per_byte * self.costs.num_bytes(value)
         output = Value(
-            f"{value.name}_{len(self.resharded_values)}",
+            f"{value.name}_{len(self.costs.resharded_values)}",
             shape=value.shape,
             dtype=value.dtype,
             placements=[*start.placements[: self.axis], target],
@@ -429,7 +353,9 @@ class _AxisPropagation:
             (value, self._placement(self.current_values[value])) for value in decomposition.results
         )
         return sum(
-            self._buffer_cost(value, placement) for value, placement in results if value.is_tensor
+            self.costs.buffer_cost(value, placement)
+            for value, placement in results
+            if value.is_tensor
         )
 
     def _advance_parts(
@@ -437,7 +363,7 @@ class _AxisPropagation:
     ) -> None:
         op_nodes, results = self._propagate_earlier_axes(decomposition)
         for part in op_nodes:
-            self.num_uses.update(set(values_in(_arguments(part))))
+            self.costs.num_uses.update(set(values_in(_arguments(part))))
             self._advance(part, depth + 1)
         for old, new in zip(decomposition.results, results, strict=True):
             self.current_values[old] = self.current_values.get(new, new)
@@ -475,7 +401,7 @@ class _AxisPropagation:
     def _checkpoint(self) -> _Checkpoint:
         return _Checkpoint(
             len(self.op_nodes),
-            set(self.resharded_values),
+            set(self.costs.resharded_values),
             dict(self.current_values),
             list(self.fallbacks),
             self.spent_bytes,
@@ -483,9 +409,9 @@ class _AxisPropagation:
 
     def _restore(self, checkpoint: _Checkpoint) -> None:
         del self.op_nodes[checkpoint.num_op_nodes :]
-        self.resharded_values = {
+        self.costs.resharded_values = {
             key: value
-            for key, value in self.resharded_values.items()
+            for key, value in self.costs.resharded_values.items()
             if key in checkpoint.resharded_values
         }
         self.current_values, self.fallbacks, self.spent_bytes = (
@@ -509,7 +435,7 @@ class _AxisPropagation:
         )
         return any(
             not self._gathers_input(op_node, strategy)
-            and self._strategy_cost(op_node, strategy) < math.inf
+            and self.costs.strategy_cost(op_node, strategy) < math.inf
             for strategy in strategies
         )
 
@@ -518,7 +444,7 @@ class _AxisPropagation:
         targets = zip(op_node.inputs, strategy.inputs, strict=True)
         gathered = [v for v, target in targets if self._placement(v) not in (target, Replicate())]
         return self.constraints.is_data_axis and all(
-            value.root in self.parameters for value in gathered
+            value.root in self.costs.parameters for value in gathered
         )
 
     def _record_fallback(self, kind: FallbackKind, op_node: OpNode | Reshard, cost: float) -> None:
@@ -529,14 +455,6 @@ class _AxisPropagation:
 
     def _placement(self, value: Value) -> Placement:
         return value.placements[self.axis]
-
-    def _bytes(self, value: Value) -> int:
-        return reshard_bytes(value, self.axis, self.coordinate, self.hints)
-
-
-def _cost_of(cost_per_byte: float, num_bytes: int) -> float:
-    """The cost of `num_bytes`; infinite if impossible, also for an empty tensor."""
-    return cost_per_byte if cost_per_byte == math.inf else cost_per_byte * num_bytes
 
 
 def _num_unchanged(strategy: Strategy, input_placements: Sequence[Placement]) -> int:

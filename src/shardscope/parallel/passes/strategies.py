@@ -13,9 +13,16 @@ from torch.export import default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.dispatch import is_overload, name_arguments, op_schema
-from shardscope.parallel.ir.graph import OpNode, Reshard, Strategy, Value, map_nest, values_in
+from shardscope.parallel.ir.graph import (
+    OpNode,
+    Reshard,
+    Strategy,
+    SymbolicSizes,
+    Value,
+    map_nest,
+    values_in,
+)
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.ir.symbolic_sizes import SymbolicSizes
 from shardscope.parallel.passes.from_export import lower_op, read_result
 from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec

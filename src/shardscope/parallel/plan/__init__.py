@@ -5,14 +5,12 @@ the placement of each, by the entries of the plan that match it. Plans as users 
 `shardscope.plan`.
 """
 
-from shardscope.parallel.plan.program_index import ProgramIndex, index_model, index_program
+from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import PlacementConstraint, ResolvedPlan, resolve
 
 __all__ = [
     "PlacementConstraint",
-    "ProgramIndex",
     "ResolvedPlan",
-    "index_model",
     "index_program",
     "resolve",
 ]

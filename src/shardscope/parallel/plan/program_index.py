@@ -15,8 +15,8 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
-from shardscope._torch.export import leaf_paths
 from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
+from shardscope._torch.tree import leaf_paths
 from shardscope.errors import PlanError
 from shardscope.plan.placements import Size
 from shardscope.plan.styles import class_names

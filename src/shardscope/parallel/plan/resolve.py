@@ -22,8 +22,7 @@ from shardscope.parallel.plan.weights import (
 )
 from shardscope.plan import Plan, PlanMatcher
 from shardscope.plan.match import suggest_name
-from shardscope.plan.placement_syntax import describe_placement
-from shardscope.plan.placements import Placement, Replicate, Shard
+from shardscope.plan.placements import Placement, Replicate, Shard, describe_placement
 from shardscope.plan.plan import IOConstraint
 from shardscope.plan.styles import (
     Colwise,

@@ -12,8 +12,14 @@ from shardscope.errors import PlanError
 from shardscope.parallel.plan.mesh_entries import Axes, MeshEntry
 from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex
 from shardscope.plan import PlanMatcher
-from shardscope.plan.placement_syntax import describe_placement
-from shardscope.plan.placements import Partial, Placement, Replicate, Shard, Size
+from shardscope.plan.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Size,
+    describe_placement,
+)
 from shardscope.plan.styles import (
     LINEAR,
     TRANSPOSED_LINEAR,

@@ -5,7 +5,6 @@
 Python code.
 """
 
-from shardscope.parallel.runtime.module import RankModule, TrainingModule
 from shardscope.parallel.runtime.rank_programs import RankPrograms, is_without_data
 
-__all__ = ["RankModule", "RankPrograms", "TrainingModule", "is_without_data"]
+__all__ = ["RankPrograms", "is_without_data"]

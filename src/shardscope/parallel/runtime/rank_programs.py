@@ -1,19 +1,28 @@
-"""The programs of the ranks, made when they are asked for: forward, exported, joint, as modules."""
+"""One rank's program in every form: FX graph, ExportedProgram, joint graph, module.
+
+`RankPrograms` makes each form when it is asked for. `RankModule` is called as the model is;
+`TrainingModule` returns the loss, and its gradients in `backward`.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import final
+from typing import Protocol, final
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import has_fake_tensors
-from shardscope._torch.export import flatten
+from shardscope._torch.storage import scale_all
+from shardscope._torch.tree import flatten
+from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.mesh import Mesh
+from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.passes import JointGraph, RankProgram
 from shardscope.parallel.passes.backward import (
     move_to_cpu,
@@ -25,7 +34,7 @@ from shardscope.parallel.passes.collectives import DifferentiableEmitter, Functi
 from shardscope.parallel.passes.exported import annotate, build_exported, local_state
 from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.memory_use import measure_rank_memory
-from shardscope.parallel.runtime.module import RankModule, TrainingModule
+from shardscope.parallel.runtime.rank_function import Inputs, Results, State, write_function
 from shardscope.record import RankMemory
 
 
@@ -147,3 +156,189 @@ class RankPrograms:
 def is_without_data(value: object) -> bool:
     """Whether it is a meta or fake tensor."""
     return isinstance(value, Tensor) and (value.is_meta or has_fake_tensors(value))
+
+
+@final
+class RankModule(nn.Module):
+    """Holds the rank's shards of parameters and buffers under the model's names.
+
+    It computes no gradients, because those of a collective depend on how its result is used. A
+    program that is partitioned for training has a `TrainingModule`.
+    """
+
+    def __init__(
+        self,
+        source: ExportedProgram,
+        graph: ShardingGraph,
+        exported: ExportedProgram,
+        coordinate: MeshCoordinate,
+    ) -> None:
+        super().__init__()
+        self._program = _Program(
+            self,
+            source,
+            graph,
+            exported.graph_module,
+            coordinate,
+            exported.state_dict,
+            exported.constants,
+        )
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """The model's output on this rank's inputs."""
+        if not torch.is_grad_enabled():
+            return self._program.call(args, kwargs)
+        with torch.no_grad():
+            return self._program.call(args, kwargs)
+
+
+@final
+class _Program:
+    """What a call needs, in one attribute of the module: other names are the model's.
+
+    `state` and `constants` are registered on `root`; the saved ones are in its state dict.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        source: ExportedProgram,
+        graph: ShardingGraph,
+        graph_module: fx.GraphModule,
+        coordinate: MeshCoordinate,
+        state: Mapping[str, object],
+        constants: Mapping[str, object],
+    ) -> None:
+        roles = [role for _, role in graph.inputs]
+        function = write_function(graph_module, is_input=[role.kind == "input" for role in roles])
+        self.run = function.run
+        self.inputs = Inputs(source, graph, coordinate)
+        self.results = Results(source, graph)
+        self.state = State(root, state, {**constants, **function.attributes})
+        self.state_names = [role.name for role in roles if role.kind != "input"]
+        self.state.set_order([*self.state_names, *function.attributes])
+
+    def call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        """The model's output; mutated buffers and inputs are written back."""
+        inputs = self.inputs.flatten_call(args, kwargs)
+        state = self.state.values()
+        return self.results.unflatten_results(self.run(state, inputs), state, inputs)
+
+
+@final
+class TrainingModule(nn.Module):
+    """Holds one rank's parameters and buffers under the model's names; a call returns the loss.
+
+    `loss = module(*inputs)` then `loss.backward()`, as for any module: the gradients are
+    computed with the loss and returned in backward. `step(*inputs)` does both, and is faster.
+    """
+
+    def __init__(
+        self,
+        source: ExportedProgram,
+        graph: ShardingGraph,
+        joint: JointGraph,
+        coordinate: MeshCoordinate,
+        state: Mapping[str, object],
+        constants: Mapping[str, object],
+    ) -> None:
+        super().__init__()
+        program = _Program(self, source, graph, joint.graph_module, coordinate, state, constants)
+        self._program = _TrainingProgram(program, graph, joint)
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        """The loss, to be differentiated."""
+        program = self._program
+        loss: Tensor = _Step.apply(program, args, kwargs, *program.parameters())  # type: ignore[no-untyped-call]
+        return loss
+
+    def train(self, mode: bool = True) -> TrainingModule:
+        """Raise for `mode=False`: the mode is the one that the model was exported in."""
+        if not mode:
+            raise ParallelError(
+                "a program for training has only one mode: dropout and norms are as they were "
+                "exported. Partition the model again, in eval mode and without the loss."
+            )
+        return self
+
+    @torch.no_grad()
+    def step(self, *args: object, **kwargs: object) -> Tensor:
+        """Compute the loss, and add the gradients to the parameters' `grad`."""
+        loss, gradients = self._program.run(args, kwargs)
+        # From the end, so that each is freed once it is added.
+        for parameter in reversed(self._program.parameters()):
+            if parameter.grad is None:
+                parameter.grad = gradients.pop()
+            else:
+                parameter.grad.add_(gradients.pop())
+        return loss
+
+
+@final
+class _TrainingProgram:
+    """A program whose results are outputs, the loss among them, and then gradients."""
+
+    def __init__(self, program: _Program, graph: ShardingGraph, joint: JointGraph) -> None:
+        self._program = program
+        self._num_outputs = joint.num_outputs
+        self._loss = next(i for i, (_, role) in enumerate(graph.outputs) if role.kind == "output")
+        self._trained = [program.state_names.index(name) for name in joint.parameters]
+
+    def parameters(self) -> list[Tensor]:
+        """The trained parameters, in the order of the gradients."""
+        state = self._program.state.values()
+        return [state[index] for index in self._trained]
+
+    def run(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss and the gradients; buffers are updated."""
+        leaves = self._program.inputs.flatten_call(args, kwargs)
+        if any(isinstance(value, Tensor) and value.requires_grad for value in leaves):
+            raise ParallelError(
+                "an input requires a gradient, and this program computes only those of its "
+                "parameters. Detach the input."
+            )
+        # The program was traced on contiguous inputs.
+        inputs = [value.contiguous() if isinstance(value, Tensor) else value for value in leaves]
+        state = self._program.state.values()
+        results = self._program.run(state, inputs)
+        self._program.results.write_back(results, state, leaves)
+        return results[self._loss], list(results[self._num_outputs :])
+
+
+class _StepContext(Protocol):
+    """The context of `_Step`, which keeps the gradients until backward."""
+
+    gradients: list[Tensor] | None
+
+
+@final
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _StepContext,
+        program: _TrainingProgram,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        *parameters: Tensor,
+    ) -> Tensor:
+        loss, ctx.gradients = program.run(args, kwargs)
+        return loss
+
+    @staticmethod
+    def backward(ctx: _StepContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise ParallelError(
+                "backward was already run on this loss, whose gradients are returned once. "
+                "Call the module again for another backward."
+            )
+        if not _is_unit_gradient(gradient):
+            scale_all(gradients, gradient)
+        return None, None, None, *gradients
+
+
+def _is_unit_gradient(gradient: Tensor) -> bool:
+    """Whether it is known to be 1, without synchronizing with a device."""
+    return type(gradient) is Tensor and gradient.is_cpu and gradient.item() == 1

@@ -8,32 +8,3 @@ such as the sizes of a reshape. A decomposition expresses an op by others that c
 To add an op, write these functions in the module of its family, with the helpers of `builders.py`
 (rules, decompositions) and `masking.py` (lowerings), and the decorators of `registry.py`.
 """
-
-from shardscope.parallel.sharding_rules.builders import has_nonempty_shards
-from shardscope.parallel.sharding_rules.context import (
-    GraphBuilder,
-    LocalSize,
-    LoweringContext,
-    OpCall,
-    TensorSpec,
-)
-from shardscope.parallel.sharding_rules.random import is_random, memory_order
-from shardscope.parallel.sharding_rules.registry import (
-    find_decomposition,
-    find_lowering,
-    find_rule,
-)
-
-__all__ = [
-    "GraphBuilder",
-    "LocalSize",
-    "LoweringContext",
-    "OpCall",
-    "TensorSpec",
-    "find_decomposition",
-    "find_lowering",
-    "find_rule",
-    "has_nonempty_shards",
-    "is_random",
-    "memory_order",
-]

@@ -14,12 +14,7 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import OpOverload, op_schema, overloads_of
 from shardscope.parallel.ir.graph import Strategy
-from shardscope.parallel.sharding_rules.context import (
-    OpCall,
-    TensorSpec,
-    normalize_dim,
-    tensors_in,
-)
+from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec, normalize_dim, tensors_in
 from shardscope.plan.placements import (
     Partial,
     Placement,

@@ -11,11 +11,7 @@ from torch import fx
 
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.builders import blocks_of
-from shardscope.parallel.sharding_rules.context import (
-    GraphBuilder,
-    LoweringContext,
-    OpCall,
-)
+from shardscope.parallel.sharding_rules.context import GraphBuilder, LoweringContext, OpCall
 from shardscope.plan.placements import (
     Partial,
     Replicate,

@@ -1,4 +1,7 @@
-"""Runs the programs of all ranks in one process, each up to its next collective."""
+"""Runs the programs of all ranks in one process, each up to its next collective.
+
+`shard_values` makes the arguments of each rank, and `join_results` full tensors of the results.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,17 @@ from shardscope._torch.process_groups.collective_semantics import (
 )
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
-from shardscope.parallel.ir.graph import raise_explained
-from shardscope.parallel.runtime.codegen import last_uses
+from shardscope.parallel.ir.graph import ShardingGraph, raise_explained
+from shardscope.parallel.ir.mesh import Mesh
+from shardscope.parallel.ir.shard_spec import (
+    Coordinates,
+    MeshCoordinate,
+    ShardSpec,
+    local_shard,
+    unshard_tensor,
+)
+from shardscope.parallel.runtime.rank_function import last_uses
+from shardscope.plan.placements import Replicate, Shard
 
 NodeObserver = Callable[[int, fx.Node, object], None]
 """Is shown what each rank's nodes compute."""
@@ -192,3 +204,68 @@ def _make_request(op: Target, args: Sequence[Any]) -> CollectiveRequest:
     return CollectiveRequest(
         "all_to_all_single", [tensor], input_splits=input_splits, output_splits=output_splits
     )
+
+
+def shard_values(
+    graph: ShardingGraph, mesh: Mesh, values: Sequence[object]
+) -> dict[int, list[object]]:
+    """By rank, its shards of the program's arguments."""
+    return {
+        mesh.rank_at(coordinate): [
+            _shard_value(argument, value.spec, coordinate)
+            for argument, (value, _) in zip(values, graph.inputs, strict=True)
+        ]
+        for coordinate in mesh.coordinates
+    }
+
+
+def _shard_value(value: object, spec: ShardSpec, coordinate: MeshCoordinate) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    return local_shard(value.detach(), spec=spec, coordinate=coordinate).clone()
+
+
+def ranks_by_group(mesh: Mesh) -> dict[str, Sequence[int]]:
+    """By group name, as in the programs, the ranks of the group."""
+    return {
+        mesh.group_name(axis, coordinate): mesh.group_ranks(axis, coordinate)
+        for coordinate in mesh.coordinates
+        for axis in range(len(mesh.sizes))
+    }
+
+
+def join_results(
+    results: Mapping[int, Sequence[object]], specs: Sequence[ShardSpec | None], mesh: Mesh
+) -> dict[int, list[object]]:
+    """By rank, its results as full tensors, joined with the shards of its peers.
+
+    `specs` has the placements of each result, and None for a result that is not a tensor.
+    """
+    joined: dict[int, list[object]] = {rank: [] for rank in results}
+    for index, spec in enumerate(specs):
+        column = {rank: outputs[index] for rank, outputs in results.items()}
+        if spec is not None:
+            shards = {rank: shard for rank, shard in column.items() if isinstance(shard, Tensor)}
+            column = dict(_join_shards(shards, spec, mesh))
+        for rank, result in column.items():
+            joined[rank].append(result)
+    return joined
+
+
+def _join_shards(shards: dict[int, Tensor], spec: ShardSpec, mesh: Mesh) -> dict[int, Tensor]:
+    for axis in reversed(range(len(mesh.sizes))):
+        placement = spec.placements[axis]
+        if isinstance(placement, Replicate):
+            continue
+        assert isinstance(placement, Shard), "a program returns no partial values"
+        joined: dict[int, Tensor] = {}
+        for coordinate in mesh.coordinates:
+            if mesh.rank_at(coordinate) not in joined:
+                peers = mesh.group_ranks(axis, coordinate)
+                parts: dict[Coordinates, Tensor] = {
+                    (i,): shards[rank] for i, rank in enumerate(peers)
+                }
+                full = unshard_tensor(parts, placements=[placement], sizes=[len(peers)])
+                joined.update(dict.fromkeys(peers, full))
+        shards = joined
+    return shards

@@ -1,39 +1,50 @@
-"""Runs all ranks of a parallel program in this process and compares them with the single
-device.
+"""Compares a parallel program with the model that it was made from, in this process.
+
+`verify_ranks` compares the exported program with the model itself, and then all ranks, run in
+lockstep, with the exported program. The first comparison is needed because torch.export drops
+custom backward functions, hooks on tensors and nested no_grad() regions, which a comparison of the
+ranks with the exported program would not find. `find_first_divergence` locates a difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeGuard, final
+from typing import final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.export import flatten
+from shardscope._torch.dispatch import TorchDispatchMode
 from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.tree import flatten, unflatten
 from shardscope.errors import ParallelError
-from shardscope.numerics import fp64_mode, perturb_ulp, to_fp64
+from shardscope.numerics import fp64_mode, perturb_ulp, perturb_ulp_, to_fp64
 from shardscope.parallel.equivalence import (
+    MeanRngMode,
     Runs,
     StepResult,
     compare,
+    named_buffers,
+    named_parameters,
 )
 from shardscope.parallel.ir.graph import OpNode, Origin, ShardingGraph, Value, explained
 from shardscope.parallel.ir.mesh import Mesh
-from shardscope.parallel.ir.reference_sharding import Coordinates, local_shard, unshard_tensor
-from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
-from shardscope.parallel.passes import RankProgram
+from shardscope.parallel.ir.shard_spec import ShardSpec, unshard_tensor
+from shardscope.parallel.passes import RankProgram, WithLoss
 from shardscope.parallel.passes.backward import differentiate, trained_parameters
+from shardscope.parallel.passes.capture import expand_objects
 from shardscope.parallel.passes.exported import CallArguments
 from shardscope.parallel.runtime import RankPrograms, is_without_data
-from shardscope.parallel.verify.fidelity import check_export_fidelity
-from shardscope.parallel.verify.lockstep import run_in_lockstep
-from shardscope.plan.placements import Replicate, Shard
-from shardscope.record import FINE, TensorVerdict
+from shardscope.parallel.verify.lockstep import (
+    join_results,
+    ranks_by_group,
+    run_in_lockstep,
+    shard_values,
+)
+from shardscope.record import FINE, TensorKind, TensorVerdict
 
 RunSingle = Callable[[Sequence[object]], StepResult]
 """Runs the single-device program on its arguments."""
@@ -53,6 +64,19 @@ class Trial:
     ranks: Mapping[int, fx.GraphModule]
     gradients: tuple[str, ...] = ()
     names: tuple[str | None, ...] | None = None  # of the outputs; those without one are left out
+
+    @property
+    def result_specs(self) -> list[ShardSpec | None]:
+        """The placements of each result; None for a result that is not a tensor."""
+        outputs = [item for item, _ in self.graph.outputs]
+        by_name = {role.name: value.spec for value, role in self.graph.inputs}
+        return [
+            *(
+                item.spec if isinstance(item, Value) and item.is_tensor else None
+                for item in outputs
+            ),
+            *(by_name[name] for name in self.gradients),
+        ]
 
     def run_single(self, values: Sequence[object]) -> StepResult:
         """The results of the single-device program, by name."""
@@ -205,84 +229,16 @@ def run_ranks(trial: Trial, values: Sequence[object], *, seed: int = 0) -> list[
     torch.manual_seed(seed)
     arguments = shard_values(trial.graph, mesh, values)
     results = run_in_lockstep(trial.ranks, arguments, ranks_by_group(mesh))
-    full_results = join_results(trial, results)
+    full_results = join_results(results, trial.result_specs, mesh)
     return [
         trial.outcome(full_results[mesh.rank_at(coordinate)]) for coordinate in mesh.coordinates
     ]
-
-
-def shard_values(
-    graph: ShardingGraph, mesh: Mesh, values: Sequence[object]
-) -> dict[int, list[object]]:
-    """By rank, its shards of the program's arguments."""
-    return {
-        mesh.rank_at(coordinate): [
-            _shard_value(argument, value.spec, coordinate)
-            for argument, (value, _) in zip(values, graph.inputs, strict=True)
-        ]
-        for coordinate in mesh.coordinates
-    }
 
 
 def _copy(value: object, is_fp64: bool) -> object:
     if not isinstance(value, Tensor):
         return value
     return to_fp64(value.detach()) if is_fp64 else value.detach().clone()
-
-
-def _shard_value(value: object, spec: ShardSpec, coordinate: MeshCoordinate) -> object:
-    if not isinstance(value, Tensor):
-        return value
-    return local_shard(value.detach(), spec=spec, coordinate=coordinate).clone()
-
-
-def ranks_by_group(mesh: Mesh) -> dict[str, Sequence[int]]:
-    """By group name, as in the programs, the ranks of the group."""
-    return {
-        mesh.group_name(axis, coordinate): mesh.group_ranks(axis, coordinate)
-        for coordinate in mesh.coordinates
-        for axis in range(len(mesh.sizes))
-    }
-
-
-def join_results(trial: Trial, results: Mapping[int, Sequence[object]]) -> dict[int, list[object]]:
-    """By rank, its results as full tensors, joined with the shards of its peers."""
-    specs = list(_result_specs(trial))
-    joined: dict[int, list[object]] = {rank: [] for rank in results}
-    for index, spec in enumerate(specs):
-        column = {rank: outputs[index] for rank, outputs in results.items()}
-        if spec is not None:
-            shards = {rank: shard for rank, shard in column.items() if isinstance(shard, Tensor)}
-            column = dict(_join_shards(shards, spec, trial.mesh))
-        for rank, result in column.items():
-            joined[rank].append(result)
-    return joined
-
-
-def _result_specs(trial: Trial) -> Iterator[ShardSpec | None]:
-    for item, _ in trial.graph.outputs:
-        yield item.spec if isinstance(item, Value) and item.is_tensor else None
-    by_name = {role.name: value.spec for value, role in trial.graph.inputs}
-    yield from (by_name[name] for name in trial.gradients)
-
-
-def _join_shards(shards: dict[int, Tensor], spec: ShardSpec, mesh: Mesh) -> dict[int, Tensor]:
-    for axis in reversed(range(len(mesh.sizes))):
-        placement = spec.placements[axis]
-        if isinstance(placement, Replicate):
-            continue
-        assert isinstance(placement, Shard), "a program returns no partial values"
-        joined: dict[int, Tensor] = {}
-        for coordinate in mesh.coordinates:
-            if mesh.rank_at(coordinate) not in joined:
-                peers = mesh.group_ranks(axis, coordinate)
-                parts: dict[Coordinates, Tensor] = {
-                    (i,): shards[rank] for i, rank in enumerate(peers)
-                }
-                full = unshard_tensor(parts, placements=[placement], sizes=[len(peers)])
-                joined.update(dict.fromkeys(peers, full))
-        shards = joined
-    return shards
 
 
 def find_first_divergence(programs: RankPrograms, values: Sequence[object]) -> Origin | None:
@@ -389,7 +345,9 @@ def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: CallArgum
             f"{mesh.num_ranks} ranks are too many for one process; verify the same plan on a mesh "
             f"of at most {_MAX_RANKS}"
         )
-    tensors = [*_tensors(program), *(leaf for leaf in flatten(example)[0] if _is_tensor(leaf))]
+    state = {id(item): item for item in (*program.state_dict.values(), *program.constants.values())}
+    leaves = [*state.values(), *flatten(example)[0]]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     is_generated = any(is_without_data(tensor) for tensor in tensors)
     if is_generated and num_bytes > _MAX_GENERATED_BYTES:
@@ -405,44 +363,6 @@ def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: CallArgum
     return ""
 
 
-def divergence_error(
-    wrong: Sequence[TensorVerdict], first_divergence: Origin | None
-) -> ParallelError:
-    """The error for a program whose results differ, first at the op `first_divergence`."""
-    first = wrong[0]
-    more = f" (and {len(wrong) - 1} more tensors)" if len(wrong) > 1 else ""
-    difference = (
-        ""
-        if first.error is None
-        else f" by {first.error:.1e}, where rounding explains {first.noise:.1e}"
-    )
-    location = "its forward agrees, its gradients do not"
-    if first_divergence is not None:
-        module = f" in {first_divergence.module}" if first_divergence.module else ""
-        line = f" ({first_divergence.line})" if first_divergence.line else ""
-        location = (
-            f"the first value that differs is {first_divergence.node}, "
-            f"{first_divergence.op}{module}{line}"
-        )
-    return ParallelError(
-        f"the parallel program does not compute what the original does: {first.kind} {first.name} "
-        f"{first.agreement.replace('_', ' ')}{difference}{more}; {location}. Leave that module "
-        "out of the "
-        "plan, and please report it: this is a bug in shardscope."
-    )
-
-
-def _tensors(program: ExportedProgram) -> Iterator[Tensor]:
-    by_id = {
-        id(tensor): tensor for tensor in (*program.state_dict.values(), *program.constants.values())
-    }
-    yield from (tensor for tensor in by_id.values() if _is_tensor(tensor))
-
-
-def _is_tensor(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor)
-
-
 def _generate_data(tensor: Tensor, generator: torch.Generator) -> Tensor:
     shape, dtype = tuple(int(size) for size in tensor.shape), tensor.dtype
     if dtype.is_floating_point or dtype.is_complex:
@@ -451,3 +371,123 @@ def _generate_data(tensor: Tensor, generator: torch.Generator) -> Tensor:
         scaled: Tensor = sampled / max(1, *shape[-1:]) ** 0.5
         return scaled.to(dtype).requires_grad_(tensor.requires_grad)
     return torch.zeros(shape, dtype=dtype)
+
+
+def check_export_fidelity(
+    original: Callable[[], nn.Module],
+    graph: ShardingGraph,
+    example: CallArguments,
+    trained: Sequence[str],
+    captured: Callable[[], StepResult],
+) -> None:
+    """Compare the model with the result of `captured`, with random ops replaced by their means.
+
+    `original` returns a copy of the model. `trained` names the parameters whose gradients are
+    compared; none for inference. Raises ParallelError if they differ.
+    """
+    with MeanRngMode(), _PassDropoutGradient():  # type: ignore[no-untyped-call]
+        expected = _run_model(original, graph, example, trained)
+        perturbed = _run_model(original, graph, example, trained, is_perturbed=True)
+        actual = captured()
+    verdicts = compare(expected, None, actual, perturbed_runs=[(perturbed, None)])
+    wrong = [verdict for verdict in verdicts if verdict.agreement not in FINE]
+    if not wrong:
+        return
+    first_wrong = wrong[0]
+    what = {
+        TensorKind.GRADIENT: f"the gradient of {first_wrong.name}",
+        TensorKind.BUFFER: f"what {first_wrong.name} is after the call",
+    }.get(first_wrong.kind, f"output {first_wrong.name}")
+    raise ParallelError(
+        f"torch.export's program differs from the model itself in {what} "
+        f"({str(first_wrong.agreement).replace('_', ' ')}), before it is partitioned. "
+        "torch.export does "
+        "not keep custom backward functions, hooks on tensors, in-place writes under no_grad(), or "
+        "such regions inside others. Write what is affected without them."
+    )
+
+
+def _run_model(
+    original: Callable[[], nn.Module],
+    graph: ShardingGraph,
+    example: CallArguments,
+    trained: Sequence[str],
+    *,
+    is_perturbed: bool = False,
+) -> StepResult:
+    model = original()
+    leaves, tree = flatten(example)
+    inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args, kwargs = unflatten(inputs, tree)
+    if is_perturbed:
+        args, kwargs = perturb_ulp_(model, (args, kwargs))
+    old_buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(model)}
+    torch.manual_seed(0)
+    with _errors_of_the_model(model), torch.enable_grad() if trained else torch.no_grad():
+        results = flatten(expand_objects(model(*args, **kwargs))[0])[0]
+        if trained:
+            results[0].backward()
+    names = [role.name for _, role in graph.outputs if role.kind == "output"]
+    outputs = [
+        (f"[{name}]", result.detach())
+        for name, result in zip(names, results, strict=True)
+        if isinstance(result, Tensor)
+    ]
+    gradients = {
+        _program_name(name, model): parameter.grad for name, parameter in named_parameters(model)
+    }
+    buffers = {_program_name(name, model): buffer.detach() for name, buffer in named_buffers(model)}
+    changed = {
+        _program_name(name, model)
+        for name, buffer in named_buffers(model)
+        if not torch.equal(torch.nan_to_num(old_buffers[name]), torch.nan_to_num(buffer.detach()))
+    }
+    written = {role.name for _, role in graph.outputs if role.kind == "input mutation"}
+    input_names = [role.name for _, role in graph.inputs if role.kind == "input"]
+    for name, value in zip(input_names, flatten((args, kwargs))[0], strict=True):
+        if name in written:
+            buffers[name] = value.detach()
+            changed.add(name)
+    trained_gradients = {
+        name: grad for name in trained if (grad := gradients.get(name)) is not None
+    }
+    return StepResult(outputs, trained_gradients, buffers, frozenset(changed))
+
+
+@final
+class _PassDropoutGradient(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes the backward of a dropout that keeps everything the identity.
+
+    It would scale gradients by 1 / (1 - p), which dropout as bernoulli and a product does not: a
+    functional program has the latter where the model has the former.
+    """
+
+    supports_higher_order_operators = True  # torch raises for them otherwise
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if func is torch.ops.aten.native_dropout_backward.default:
+            gradient = args[0]
+            assert isinstance(gradient, Tensor)
+            return gradient.clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _errors_of_the_model(model: nn.Module) -> AbstractContextManager[None]:
+    has_loss = isinstance(model, WithLoss)
+    name = type(model.model if has_loss else model).__name__
+    call = "loss(model(*args, **kwargs), *targets).backward()" if has_loss else "model(*args)"
+    return explained(
+        f"{name} itself fails in eager mode on these inputs",
+        f"Make {call} work, or pass verify=False to skip the comparison.",
+    )
+
+
+def _program_name(name: str, root: nn.Module) -> str:
+    """The name in the program: without the prefix of WithLoss, which contains the model."""
+    return name.removeprefix("model.") if isinstance(root, WithLoss) else name

@@ -20,7 +20,7 @@ from shardscope.report.compare.changes import (
     hide_input_rows,
     name_path,
 )
-from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
+from shardscope.report.text.markdown_text import BoundedMarkdown, make_code, make_prose
 
 _MAX_ROWS = 40
 _WIDTH = 120

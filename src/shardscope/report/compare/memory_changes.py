@@ -307,7 +307,7 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 
 def _describe_mark(mark: Mark) -> str:
     over = f"over {' × '.join(mark.axes)}" if mark.axes else ""
-    return " ".join(filter(None, [mark.detail, over])) or "yes"
+    return ", ".join(filter(None, [f"{mark.detail} {over}".strip(), *mark.options])) or "yes"
 
 
 def _join(values: list[tuple[tuple[int, ...], str]]) -> str:

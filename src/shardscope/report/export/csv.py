@@ -28,6 +28,7 @@ from shardscope.record import (
     Redistribute,
     Source,
     Span,
+    SpmdCall,
     Verdict,
     format_ranks,
 )
@@ -46,11 +47,11 @@ _PLAIN = [name for name in Collective.__struct_fields__ if name not in ("cause",
 
 def render_csv(recording: Recording) -> str:
     """Render every field of every collective; cause and source line have columns of their own."""
-    return b"".join(render_csv_pieces(recording)).decode()
+    return b"".join(render_csv_chunks(recording)).decode()
 
 
-def render_csv_pieces(recording: Recording) -> Iterator[bytes]:
-    """Yield the same CSV as UTF-8, some thousand rows at a time."""
+def render_csv_chunks(recording: Recording) -> Iterator[bytes]:
+    """Yield what `render_csv` returns, as UTF-8, some thousand rows at a time."""
     yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS, "is_simulated"]])
     is_simulated = str(recording.run.is_simulated).lower()
     cached = lru_cache(_CACHE_SIZE)(disarm)  # most cells repeat, many of them thousands of times
@@ -91,7 +92,7 @@ def describe_cause(call: Collective) -> str | None:
     match call.cause:
         case Redistribute(asked_by=words) | FullyShard(action=words):
             return words
-        case Call(api=words) | Compiled(graph=words):
+        case Call(api=words) | Compiled(graph=words) | SpmdCall(function=words):
             return words
         case BucketReduce(parameters=parameters):
             return " ".join(parameters)
@@ -100,6 +101,8 @@ def describe_cause(call: Collective) -> str | None:
 
 def _from_redistribute(field: str) -> Callable[[Collective], Cell]:
     def read(call: Collective) -> Cell:
+        if isinstance(call.cause, SpmdCall) and field != "is_implicit":
+            return str(getattr(call.cause, field))
         if not isinstance(call.cause, Redistribute):
             return None
         value = getattr(call.cause, field)
@@ -171,7 +174,7 @@ class _Table(NamedTuple):
 def render_table(recording: Recording, name: str) -> Iterator[bytes]:
     """Yield the table `name`, one of `TABLES`, as UTF-8."""
     if name == "collectives":
-        yield from render_csv_pieces(recording)
+        yield from render_csv_chunks(recording)
     elif name == "coverage":
         yield render_coverage_csv(recording)
     else:

@@ -137,11 +137,11 @@ _SIMULATED_ORDER = "simulated order, not time"
 
 def render_perfetto(recording: Recording) -> bytes:
     """Render a trace for ui.perfetto.dev; the same recording gives the same bytes."""
-    return b"".join(render_perfetto_pieces(recording))
+    return b"".join(render_perfetto_chunks(recording))
 
 
-def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
-    """Yield the same trace one rank at a time, which needs far less memory."""
+def render_perfetto_chunks(recording: Recording) -> Iterator[bytes]:
+    """Yield what `render_perfetto` returns, one rank at a time: that needs far less memory."""
     is_timed = has_clock(recording)
     note = f"{_TIMED_NOTE if is_timed else _ORDER_NOTE} {_NOTE}"
     metadata = {"producer": "shardscope", "note": note, "run": recording.run}

@@ -290,7 +290,8 @@ def _describe_marks(modules: Sequence[Module]) -> dict[str, str]:
 
 def _describe_mark(mark: Mark) -> str:
     over = f" over {' × '.join(mark.axes)}" if mark.axes else ""
-    return f"{mark.kind}{f' ({mark.detail})' if mark.detail else ''}{over}"
+    words = "; ".join(filter(None, [mark.detail, *mark.options]))
+    return f"{mark.kind}{f' ({words})' if words else ''}{over}"
 
 
 def _add_parameters(recording: Recording, tree: ModuleTree) -> list[ParameterSizes]:

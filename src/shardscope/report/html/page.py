@@ -17,7 +17,7 @@ from shardscope.report.html.page_views import (
     Proof,
     ShardingTable,
 )
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 
 
 class Modules(Struct, frozen=True, kw_only=True):

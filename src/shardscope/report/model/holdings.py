@@ -83,7 +83,10 @@ def is_replicated(module: Module, parameter: Parameter, run: RunInfo) -> bool:
     if parameter.placements:
         sizes = {axis.name: axis.size for axis in run.axes}
         placed = zip(parameter.axes, parameter.placements, strict=False)
-        return any(placement.startswith("R") and sizes.get(axis) != 1 for axis, placement in placed)
+        return any(
+            placement.startswith(("R", "Invariant")) and sizes.get(axis) != 1
+            for axis, placement in placed
+        )
     if parameter.fsdp_group is not None:  # flat parameter: sharded, but without placements
         return False
     if count_ranks(run.ranks) == run.world_size:
@@ -185,7 +188,7 @@ def _name_dim(sharding: AxisSharding, num_dims: int) -> str:
 
 def _describe_unsharded(sharding: AxisSharding) -> str:
     number = f" ({sharding.size:,})" if sharding.size else ""
-    if sharding.placement.startswith("R"):
+    if sharding.placement.startswith(("R", "Invariant")):
         return f"replicated over {sharding.axis}{number}"
     if "Partial" in sharding.placement or sharding.placement.startswith("P"):
         return f"partial sums over {sharding.axis}{number}"

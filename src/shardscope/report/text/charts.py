@@ -14,14 +14,13 @@ from shardscope.record.recording import name_axis
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, format_duration, plural
 from shardscope.report.model.clocks import align_clocks, has_clock
-from shardscope.report.model.names import shorten
 from shardscope.report.model.traffic_totals import (
     RankPair,
     SendMatrix,
     describe_unknown,
     sum_sent_bytes,
 )
-from shardscope.report.text.style import draw_level, make_title
+from shardscope.report.text.style import draw_level, make_title, shorten
 
 _MAX_SIDE = 32  # rows and columns of a picture
 _CELL = 2  # terminal cells per shade

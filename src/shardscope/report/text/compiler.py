@@ -29,8 +29,7 @@ from shardscope.record import (
 )
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_duration, plural
-from shardscope.report.model.names import shorten
-from shardscope.report.text.style import format_source, make_text, make_title
+from shardscope.report.text.style import format_source, make_text, make_title, shorten
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 
 _MAX_ROWS = 20

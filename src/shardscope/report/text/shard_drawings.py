@@ -17,10 +17,9 @@ from shardscope.record.layer_names import fold_layers_in_text
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import read_shardings
-from shardscope.report.model.names import shorten
 from shardscope.report.model.traffic_totals import sum_known
 from shardscope.report.text.heading import name_holder
-from shardscope.report.text.style import make_text, make_title
+from shardscope.report.text.style import make_text, make_title, shorten
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row
 
 _MAX_DRAWINGS = 12
@@ -67,7 +66,7 @@ def _gather(recording: Recording) -> dict[_PlacementGroup, _Users]:
     groups: dict[_PlacementGroup, _Users] = {}
     for module in recording.modules:
         for parameter in module.parameters:
-            if parameter.placements:
+            if parameter.placements and "Varying" not in parameter.placements:
                 group = _PlacementGroup(
                     _count_parts(parameter, sizes), parameter.placements, parameter.axes
                 )

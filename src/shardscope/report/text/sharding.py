@@ -149,7 +149,10 @@ def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[Re
         yield Text(f"… {len(lines) - len(shown):,} more: --no-fold shows all", "dim")
     rows = list(_list_parameters(recording, is_folded=is_folded))
     if rows:
-        yield make_title("Parameters and buffers", "S: sharded, R: replicated; local: on one rank")
+        is_annotated = any(row.parameter.is_annotated for row in rows)
+        more = ", I: invariant, V: varying" if is_annotated else ""
+        legend = f"S: sharded, R: replicated{more}; local: on one rank"
+        yield make_title("Parameters and buffers", legend)
         yield _render_parameters(rows, is_folded=is_folded)
 
 
@@ -189,7 +192,8 @@ def _render_mark(mark: Mark) -> Text:
         name = "FSDP2" if mark.kind is MarkKind.FULLY_SHARD else "FSDP1"
         number = mark.num_parameters
         count = "" if number is None else plural(number, "parameter")
-        return make_text(", ".join(filter(None, [f"{name}{over}", count, mark.detail])), "dim")
+        words = [f"{name}{over}", count, mark.detail, *mark.options]
+        return make_text(", ".join(filter(None, words)), "dim")
     if mark.kind is MarkKind.TENSOR_PARALLEL:
         return make_text(f"{mark.detail}{over}", "cyan")
     return make_text(_WORDS[mark.kind] + over, "magenta")
@@ -274,7 +278,16 @@ def _format_placements(parameter: Parameter) -> str:
     return " ".join(f"{axis}:{_abbreviate(placement)}" for axis, placement in placed)
 
 
+_ABBREVIATIONS = {
+    "Shard": "S",
+    "Replicate": "R",
+    "Partial": "P",
+    "Invariant": "I",
+    "Varying": "V",
+}
+
+
 def _abbreviate(placement: str) -> str:
     """Abbreviate a placement as torch does in errors: `S(0)`, `R`, `P(sum)`."""
     name, bracket, rest = placement.removeprefix("Strided").partition("(")
-    return {"Shard": "S", "Replicate": "R", "Partial": "P"}.get(name, name) + bracket + rest
+    return _ABBREVIATIONS.get(name, name) + bracket + rest

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from shardscope.report.model.names import shorten_names
+from shardscope.report.text.style import shorten_names
 
 _GAP = 2  # cells between two columns
 _MIN_NAME = 6  # cells of a name; in deeper trees, the tree lines are dropped

@@ -1,4 +1,4 @@
-"""Views on one subject each, as on the HTML page: a view is a list of sections."""
+"""The views of `show`, as on the HTML page: memory, modules, …; a view is a list of sections."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ ViewName = Literal[
 ]
 
 VIEW_NAMES: dict[str, ViewName] = {
-    "correctness" if subject == "proof" else subject: subject for subject in get_args(ViewName)
+    "correctness" if view_name == "proof" else view_name: view_name
+    for view_name in get_args(ViewName)
 }
 """The views by the names that users give them."""
 
@@ -103,7 +104,7 @@ _NOTHING_SELECTED = "Nothing in this view belongs to matching modules."
 
 def render_views(
     recording: Recording,
-    subjects: Sequence[ViewName],
+    view_names: Sequence[ViewName],
     *,
     by: View = "module",
     is_folded: bool = True,
@@ -115,7 +116,7 @@ def render_views(
     """
     views = Views(recording, by=by, is_folded=is_folded, full_recording=full_recording)
     sections = [render_heading(recording, views.rank_sets)]
-    return Group(*sections, *(views.render(subject) for subject in dict.fromkeys(subjects)))
+    return Group(*sections, *(views.render(view_name) for view_name in dict.fromkeys(view_names)))
 
 
 @final
@@ -140,7 +141,7 @@ class Views:
         """Sets of ranks that issued the same collectives."""
         return fold_ranks(self._recording)
 
-    def render(self, subject: ViewName) -> RenderableType:
+    def render(self, view_name: ViewName) -> RenderableType:
         """Render a view's sections, or a sentence on how to record its data."""
         renderers: dict[ViewName, Callable[[], Iterator[RenderableType]]] = {
             "overview": self._render_overview,
@@ -152,14 +153,14 @@ class Views:
             "memory": self._render_memory,
             "proof": self._render_proof,
         }
-        sections = list(renderers[subject]())
-        return Group(*sections) if sections else Text(f"\n{self._explain_nothing(subject)}")
+        sections = list(renderers[view_name]())
+        return Group(*sections) if sections else Text(f"\n{self._explain_nothing(view_name)}")
 
-    def _explain_nothing(self, subject: ViewName) -> str:
-        if any(getattr(self._full_recording, field, ()) for field in _FIELDS.get(subject, ())):
+    def _explain_nothing(self, view_name: ViewName) -> str:
+        if any(getattr(self._full_recording, field, ()) for field in _FIELDS.get(view_name, ())):
             return _NOTHING_SELECTED
-        is_silent = subject == "communication" and "trace" in self._recording.run.instruments
-        return _SILENT if is_silent else _REMEDIES[subject]
+        is_silent = view_name == "communication" and "trace" in self._recording.run.instruments
+        return _SILENT if is_silent else _REMEDIES[view_name]
 
     @cached_property
     def _roots(self) -> tuple[ModuleNode, ...]:

@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.names import shorten
+from shardscope.report.text.style import shorten
 
 _GAP = 1
 _HEADER = 1  # lines of the header
@@ -144,16 +144,16 @@ class Rows(ScrollView, can_focus=True):
     def _share_out(self, width: int) -> dict[str, int]:
         """Return the columns that fit, with their widths."""
         shown = list(self._columns)
-        while len(shown) > 1 and self._add_up(shown) > width:
+        while len(shown) > 1 and self._sum_widths(shown) > width:
             shown.remove(max(shown, key=lambda key: self._columns[key].rank))
-        rest = max(0, width - self._add_up(shown))
+        rest = max(0, width - self._sum_widths(shown))
         shares = sum(self._columns[key].share for key in shown)
         return {
             key: self._columns[key].width + (rest * self._columns[key].share // max(1, shares))
             for key in shown
         }
 
-    def _add_up(self, shown: Sequence[str]) -> int:
+    def _sum_widths(self, shown: Sequence[str]) -> int:
         return sum(self._columns[key].width + _GAP for key in shown) - _GAP
 
     def action_move(self, by: int) -> None:

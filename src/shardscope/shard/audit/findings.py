@@ -68,6 +68,7 @@ def find_replicated(inventory: ModelInventory) -> Iterator[Finding]:
         and entry.local_bytes >= _LARGE_BYTES
         and not entry.record.is_buffer
         and not _is_flat(entry)
+        and inventory.is_known(entry)
     ]
     for name, group in fold_names(wasteful):
         yield _describe_replicated(name, group, shard_axes, max_parts)
@@ -167,7 +168,7 @@ def _format_sizes(sizes: tuple[int, ...]) -> str:
 
 
 def _is_flat(entry: TensorEntry) -> bool:
-    """Whether it is part of a flat parameter of FSDP1, which is not a DTensor."""
+    """Whether a tensor is part of a flat parameter of FSDP1, which is not a DTensor."""
     return entry.record.fsdp_group is not None and entry.mesh is None
 
 
@@ -187,6 +188,9 @@ def _shard_axes(entry: TensorEntry) -> set[str]:
 def _shard_axes_by_dim(entry: TensorEntry) -> dict[int, dict[str, int]]:
     """For each sharded dim, the axes that shard it, with their sizes."""
     axes_by_dim: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for axis_type in entry.types:
+        if axis_type.dim is not None:
+            axes_by_dim[axis_type.dim][axis_type.axis] = axis_type.size
     if isinstance(entry.tensor, DTensor):
         mesh = entry.tensor.device_mesh
         for axis, size, placement in zip(
@@ -228,6 +232,30 @@ def _wrapped(module: nn.Module) -> Iterator[nn.Module]:
         if inner is None:
             return
         module = inner
+
+
+def name_shared_parameters(inventory: ModelInventory) -> list[dict[str, str]]:
+    """By name, the modules of each parameter that several FSDP groups manage."""
+    order = {entry.name: index for index, entry in enumerate(inventory.tensors)}
+    shared = []
+    for locations in inventory.shared:
+        modules = [(inventory.name_of(module), name) for module, name in locations]
+        names = {f"{module}.{name}".lstrip("."): module or "model" for module, name in modules}
+        shared.append(dict(sorted(names.items(), key=lambda item: order[item[0]])))
+    return shared
+
+
+def describe_shared_parameter(modules: dict[str, str]) -> Finding:
+    """The finding about a parameter that several FSDP groups manage."""
+    return Finding(
+        rule="tied-weights",
+        severity=Severity.ERROR,
+        subject=", ".join(modules),
+        fact=f"they were one parameter and are now in {len(modules)} FSDP groups, which torch "
+        "refuses when the model is first called",
+        remedy=f"Call fully_shard([{', '.join(modules.values())}]) once, instead of fully_shard "
+        "for each of these modules: a single group then manages the parameter.",
+    )
 
 
 def find_outside_groups(inventory: ModelInventory) -> Iterator[Finding]:

@@ -11,8 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from shardscope.errors import AuditError, PlanError
 from shardscope.plan import Entry, Plan, read_entry
-from shardscope.plan.placement_syntax import describe_placement, is_placement
-from shardscope.plan.placements import Placement, Shard
+from shardscope.plan.placements import Placement, Shard, describe_placement, is_placement
 from shardscope.plan.styles import (
     Colwise,
     Rowwise,

@@ -26,10 +26,12 @@ from shardscope._torch.fsdp import (
     FLAT_PARAMETER,
     FlatShard,
     FsdpGroup,
+    annotated_parameters,
     flat_shards,
     fsdp_groups,
     modules_under_fsdp,
     sharded_parameters,
+    shared_across_groups,
     user_class,
 )
 from shardscope._torch.modules import (
@@ -41,8 +43,9 @@ from shardscope._torch.modules import (
     own_parameters,
     unwrap,
 )
+from shardscope._torch.spmd_types import AxisType, read_annotation
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.program_records import describe_parameter
+from shardscope.attribution.program_records import add_types, describe_parameter
 from shardscope.plan import PlanMatcher
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import PlanRule
@@ -69,6 +72,7 @@ def _describe_group(group: FsdpGroup) -> Mark:
         detail=group.policy,
         axes=group.axes,
         num_parameters=len(group.locations),
+        options=group.options,
     )
 
 
@@ -98,6 +102,12 @@ class TensorEntry:
     record: Parameter
     tensor: torch.Tensor | None  # None where FSDP1 has hidden it
     mesh: DeviceMesh | None
+    types: tuple[AxisType, ...] = ()  # of a plain tensor with an annotation of spmd_types
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has placements: those of a DTensor, or an annotation."""
+        return self.mesh is not None or bool(self.types)
 
     @property
     def local_bytes(self) -> int:
@@ -114,15 +124,17 @@ class ModelInventory:
         self.model = model
         self.names = ModuleNames(model)
         self.groups = list(fsdp_groups(model))
+        self.shared = shared_across_groups(model)
         self.tensors: list[TensorEntry] = []
         self.gaps: list[Gap] = []
         self.rank = rank
         self._rules = PlanMatcher(rules)
         self._sharded = sharded_parameters(model)
-        self._pieces = flat_shards(model)
+        self._annotated = annotated_parameters(model)
+        self._flat_shards = flat_shards(model)
         self._hidden: defaultdict[int, list[tuple[str, None]]] = defaultdict(list)
-        for (owner, name), piece in self._pieces.items():
-            if piece.is_hidden:
+        for (owner, name), flat_shard in self._flat_shards.items():
+            if flat_shard.is_hidden:
                 self._hidden[owner].append((name, None))
         self._live = _live_names(model)
         self._fsdp_groups = dict(self._name_groups())
@@ -131,6 +143,36 @@ class ModelInventory:
         }
         self._alias_groups = self._find_aliases()
         self.modules = tuple(self._read_modules())
+        self._has_annotations = any(entry.record.is_annotated for entry in self.tensors)
+        self._report_untyped()
+
+    def is_known(self, entry: TensorEntry) -> bool:
+        """Whether it is known how a tensor is distributed.
+
+        Not for a tensor whose spmd_types annotation is V (varying), nor for one without
+        annotation where others are annotated.
+        """
+        if entry.is_placed or entry.record.fsdp_group is not None:
+            return all(axis_type.type != "V" for axis_type in entry.types)
+        return not self._has_annotations
+
+    def _report_untyped(self) -> None:
+        """Report what the annotations of spmd_types leave unknown."""
+        for entry in self.tensors:
+            kind = "buffer" if entry.record.is_buffer else "parameter"
+            if not entry.is_placed and not self.is_known(entry):
+                fact = (
+                    f"this {kind} has no spmd_types annotation: whether it is sharded or "
+                    "replicated is not known"
+                )
+                self._report_gap(entry.name, fact)
+            axes = [axis_type.axis for axis_type in entry.types if axis_type.type == "V"]
+            if axes:
+                fact = (
+                    f"its type on {', '.join(axes)} is V (varying), which does not name a sharded "
+                    "dim: its shape is that of this rank"
+                )
+                self._report_gap(entry.name, fact)
 
     def name_of(self, module: nn.Module) -> str:
         """The clean name of one of the model's modules."""
@@ -148,6 +190,9 @@ class ModelInventory:
 
     def planned_placements(self, entry: TensorEntry) -> dict[str, Placement]:
         """A tensor's placements along the axes that FSDP does not use, by axis."""
+        if entry.types:
+            placed = ((axis_type.axis, axis_type.placement) for axis_type in entry.types)
+            return {axis: placement for axis, placement in placed if placement is not None}
         if not isinstance(entry.tensor, DTensor):
             return {}
         group = entry.record.fsdp_group
@@ -200,24 +245,28 @@ class ModelInventory:
         if own_tensor is not None and is_lazy(own_tensor):
             self._report_gap(full, "it has no shape yet: run a forward, then audit")
             return
-        flat_piece = self._pieces.get(key)
-        if flat_piece is not None and flat_piece.is_part:
+        flat_shard = self._flat_shards.get(key)
+        if flat_shard is not None and flat_shard.is_part:
             fact = (
                 "FSDP1 is applied on top of tensor parallelism: shape and bytes are those of "
                 "its shard"
             )
             self._report_gap(full, fact)
+        described = self._describe(name, own_tensor, flat_shard)
+        if key in self._annotated:
+            described = add_types(described, self._annotated[key])
         record = replace(
-            self._describe(name, own_tensor, flat_piece),
+            described,
             is_buffer=is_buffer,
-            live_name=self._live_name(module, name, flat_piece),
+            live_name=self._live_name(module, name, flat_shard),
             checkpoint_key=full if not is_buffer or is_persistent(module, name) else None,
             fsdp_group=self._fsdp_groups.get(key),
             alias_group=self._alias_groups.get(key),
             rule=self._find_rule(module, name, index),
         )
         mesh = own_tensor.device_mesh if isinstance(own_tensor, DTensor) else None
-        yield TensorEntry(name=full, record=record, tensor=own_tensor, mesh=mesh)
+        types = () if own_tensor is None else read_annotation(own_tensor)
+        yield TensorEntry(name=full, record=record, tensor=own_tensor, mesh=mesh, types=types)
 
     def _report_gap(self, place: str, fact: str) -> None:
         self.gaps.append(Gap(place=place.lstrip("."), fact=fact, rank=self.rank))
@@ -229,20 +278,20 @@ class ModelInventory:
         return matching[0][0].pattern if matching else None
 
     def _describe(
-        self, name: str, tensor: torch.Tensor | None, piece: FlatShard | None
+        self, name: str, tensor: torch.Tensor | None, flat_shard: FlatShard | None
     ) -> Parameter:
-        if piece is not None:
-            return _describe_piece(name, piece)
+        if flat_shard is not None:
+            return _describe_flat_shard(name, flat_shard)
         assert tensor is not None
         return describe_parameter(name, tensor)
 
-    def _live_name(self, module: nn.Module, name: str, piece: FlatShard | None) -> str:
-        if piece is not None and piece.is_hidden:
-            module, name = piece.holder, FLAT_PARAMETER
+    def _live_name(self, module: nn.Module, name: str, flat_shard: FlatShard | None) -> str:
+        if flat_shard is not None and flat_shard.is_hidden:
+            module, name = flat_shard.holder, FLAT_PARAMETER
         return f"{self._live.get(id(module), '')}.{name}".lstrip(".")
 
     def _name_groups(self) -> Iterator[tuple[Key, str]]:
-        """By module and name, the module that FSDP was applied to; of several, the tensor's own."""
+        """Map each tensor (module id, name) to the module whose FSDP group it is in."""
         for group in self.groups:
             holders = {
                 id(module_in_top): top
@@ -254,7 +303,7 @@ class ModelInventory:
                 yield (id(module), parameter), self.name_of(top)
 
     def _find_aliases(self) -> dict[Key, str]:
-        """By module and name, the first name of each tensor that has more than one."""
+        """Map each tensor (module id, name) that has several names to the first of them."""
         holders: defaultdict[int, list[tuple[Key, str]]] = defaultdict(list)
         for index, prefix in enumerate(self.names.names):
             module = self.names.module(index)
@@ -262,7 +311,7 @@ class ModelInventory:
                 continue
             hidden = self._hidden.get(id(module), ())
             for name, tensor in chain(own_parameters(module), own_buffers(module), hidden):
-                identity = self._pieces[id(module), name] if tensor is None else tensor
+                identity = self._flat_shards[id(module), name] if tensor is None else tensor
                 full = f"{prefix}.{name}".lstrip(".")
                 holders[id(identity)].append(((id(module), name), full))
         groups = (tensor_keys for tensor_keys in holders.values() if len(tensor_keys) > 1)
@@ -277,16 +326,16 @@ def _live_names(model: nn.Module) -> dict[int, str]:
     return names
 
 
-def _describe_piece(name: str, piece: FlatShard) -> Parameter:
-    itemsize = piece.dtype.itemsize
+def _describe_flat_shard(name: str, flat_shard: FlatShard) -> Parameter:
+    itemsize = flat_shard.dtype.itemsize
     return Parameter(
         name=name,
-        shape=piece.shape,
-        local_shape=(piece.num_local,),
-        dtype=str(piece.dtype).removeprefix("torch."),
-        is_trainable=piece.is_trainable,
-        global_bytes=math.prod(piece.shape) * itemsize,
-        local_bytes=piece.num_local * itemsize,
+        shape=flat_shard.shape,
+        local_shape=(flat_shard.num_local,),
+        dtype=str(flat_shard.dtype).removeprefix("torch."),
+        is_trainable=flat_shard.is_trainable,
+        global_bytes=math.prod(flat_shard.shape) * itemsize,
+        local_bytes=flat_shard.num_local * itemsize,
     )
 
 

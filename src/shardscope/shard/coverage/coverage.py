@@ -27,7 +27,7 @@ from shardscope._torch.mesh import describe_axes, group_backend
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.module_names import ModuleNames
-from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
 from shardscope.attribution.tensors import empty_like
 from shardscope.errors import CoverageError
 from shardscope.record import (
@@ -38,7 +38,7 @@ from shardscope.record import (
     Recording,
 )
 from shardscope.shard.coverage.dispatch import Dispatcher, describe
-from shardscope.shard.coverage.levels import FlopCounter, decompose
+from shardscope.shard.coverage.levels import FlopCounter, Summary, decompose
 from shardscope.shard.coverage.model_run import (
     CapturedOps,
     Plan,
@@ -51,7 +51,6 @@ from shardscope.shard.coverage.model_run import (
 from shardscope.shard.coverage.numeric_check import Checker
 from shardscope.shard.coverage.op_calls import Capture, Use
 from shardscope.shard.coverage.small_mesh import small_meshes
-from shardscope.shard.coverage.summary import Summary
 from shardscope.shard.coverage.verdicts import Judge, ShardingTester
 from shardscope.world import current_world, simulate
 

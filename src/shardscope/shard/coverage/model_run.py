@@ -221,7 +221,7 @@ def _explain_failure(part: str) -> Iterator[None]:
 
 
 def _is_about_nested(error: Exception) -> bool:
-    """Whether it was raised by nested tensors, which need data; the message does not say so."""
+    """Whether nested tensors, which need data, raised the error; its message does not say so."""
     return any(
         str(frame.f_globals.get("__name__")).startswith(torch.nested.__name__)
         for frame, _ in traceback.walk_tb(error.__traceback__)

@@ -266,7 +266,7 @@ class Answer(Enum):
 
 
 class Numbers(NamedTuple):
-    """The answer, and a description of the difference or the reason why it is not known."""
+    """Whether values agree, and how they differ or why that is not known."""
 
     answer: Answer
     detail: str = ""

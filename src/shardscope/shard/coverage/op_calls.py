@@ -286,15 +286,15 @@ NON_MODEL_NAMESPACES = (
 )
 _NO_CALL_SITE: tuple[int, Source | None] = (NO_MODULE, None)
 
-Place = tuple[int, Source | None]  # a module, as an index of its name, and a line
+CallLocation = tuple[int, Source | None]  # a module, as an index of its name, and a line
 
 
 @dataclass
 class Use:
     """How often a call is made by each call site, in forward and in backward."""
 
-    forward: Counter[Place] = field(default_factory=Counter)
-    backward: Counter[Place] = field(default_factory=Counter)
+    forward: Counter[CallLocation] = field(default_factory=Counter)
+    backward: Counter[CallLocation] = field(default_factory=Counter)
 
     @property
     def num_calls(self) -> int:
@@ -302,7 +302,7 @@ class Use:
         return self.forward.total() + self.backward.total()
 
     @property
-    def places(self) -> Counter[Place]:
+    def locations(self) -> Counter[CallLocation]:
         """Where it is called from, in either direction."""
         return self.forward + self.backward
 
@@ -312,8 +312,8 @@ class Use:
             (self.forward, added.forward),
             (self.backward, added.backward),
         ):
-            for place, count in added_counts.items():
-                counts[place] += count * times
+            for location, count in added_counts.items():
+                counts[location] += count * times
 
 
 Capture = dict[Signature, Use]
@@ -348,7 +348,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._run = run
         self._report = report
         self._is_placed = is_placed
-        self._node_origins: dict[int, Place] = {}  # by sequence number of the autograd node
+        self._node_origins: dict[int, CallLocation] = {}  # by sequence number of the autograd node
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -367,9 +367,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = is_in_backward()
         running = self._calls.running()
         if is_backward and running == NO_MODULE:
-            place = self._place_of_node()
+            location = self._find_node_location()
             # Accumulating or redistributing gradients is not an op of the model.
-            if place is None or (self._is_placed and _is_moving(args)):
+            if location is None or (self._is_placed and _is_moving(args)):
                 return
         else:  # also the recomputation of checkpointing
             stack = read_stack(sys._getframe(2))
@@ -377,8 +377,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             if stack.boundary is Role.OPTIMIZER:
                 return
-            place = (running, stack.source)
-            self._node_origins.setdefault(next_sequence_number() - 1, place)
+            location = (running, stack.source)
+            self._node_origins.setdefault(next_sequence_number() - 1, location)
         handler = op_handlers().get(func)
         if handler is not None and handler is not self._usual_handlers.get(func):
             self.handlers[func] = handler
@@ -386,9 +386,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         use = self.captured.get(signature)
         if use is None:
             use = self.captured[signature] = Use()
-        (use.backward if is_backward else use.forward)[place] += 1
+        (use.backward if is_backward else use.forward)[location] += 1
 
-    def _place_of_node(self) -> Place | None:
+    def _find_node_location(self) -> CallLocation | None:
         node = current_node()
         origin = None if node is None else node_origin(node)
         if isinstance(origin, torch.Tensor):

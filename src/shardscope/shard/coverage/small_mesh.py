@@ -21,14 +21,14 @@ _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 
 def can_be_sharded(placement: Placement) -> bool:
-    """Whether shards can be made for it: not for subclasses, which may have hidden state."""
+    """Whether shards of a tensor can be made: not of subclasses, which may have hidden state."""
     if type(placement) is Partial:
         return placement.reduce_op in _REDUCTIONS
     return is_replicate_or_shard(placement)
 
 
 def is_replicate_or_shard(placement: Placement) -> bool:
-    """Whether it is Replicate or Shard: shards are slices, and need no reduction."""
+    """Whether a placement is Replicate or Shard, so that local tensors need no reduction."""
     return type(placement) in (Replicate, Shard)
 
 
@@ -48,7 +48,7 @@ def local_shard(
 
 
 def _partial_term(full: torch.Tensor, reduce_op: str, number: int, num_ranks: int) -> torch.Tensor:
-    """A rank's term of a partial tensor: none equals the full tensor, and some change the sign."""
+    """A rank's term of a partial tensor; no term equals the full tensor, and some are negated."""
     if reduce_op in ("max", "min"):
         step = number if reduce_op == "min" else -number
         return full + step if full.dtype is not torch.bool else full

@@ -52,7 +52,7 @@ class ShardingAttempt(NamedTuple):
         )
 
     def name_inputs(self) -> str:
-        """The same as part of a sentence: `mat2 as Shard(0)`."""
+        """Inputs that are not replicated, as part of a sentence: `mat2 as Shard(0)`."""
         return " and ".join(text.replace(": ", " as ") for text in self.inputs()) or "its inputs"
 
 
@@ -224,7 +224,7 @@ BADNESS = {
 
 
 class CallVerdict(NamedTuple):
-    """The verdict on a call, the trials it rests on, and how many more would have been possible."""
+    """The verdict on a call, the attempts it rests on, and how many shardings were not tested."""
 
     verdict: Verdict
     detail: str

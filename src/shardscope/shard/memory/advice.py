@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardscope._torch.cuda.caching_allocator import CONTEXT_BYTES
 from shardscope._torch.cuda.workspaces import CUBLAS_BYTES
 from shardscope.record import (
     Finding,
@@ -70,9 +71,6 @@ def _find_layer(name: str) -> tuple[str, int | None]:
 NOT_COUNTED = "not-counted"
 OUT_OF_MEMORY = "out-of-memory"
 ADVICE = "memory-advice"
-
-CONTEXT_BYTES = 621 << 20
-"""What CUDA itself took of an H200 before the first tensor, by torch 2.11; NCCL takes more."""
 
 _WORTHWHILE = 0.02  # of the peak
 _OTHER_AXES = {"pp", "pipe", "pipeline", "stage", "tp", "tensor", "ep", "expert"}

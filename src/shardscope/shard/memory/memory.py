@@ -36,9 +36,9 @@ from shardscope.errors import MemoryProfileError
 from shardscope.record import MemoryProfile, Recording, save
 from shardscope.record.files import name_for_rank
 from shardscope.shard.memory.advice import find_memory_problems, find_missing, needed_bytes
+from shardscope.shard.memory.allocations import make_profile
 from shardscope.shard.memory.memory_mode import MemoryMode, explain_failures
 from shardscope.shard.memory.module_phase import PhaseTracker
-from shardscope.shard.memory.profile import make_profile
 from shardscope.shard.memory.step_facts import StepFactsCollector
 from shardscope.world import current_world
 

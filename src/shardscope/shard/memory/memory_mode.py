@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
-from shardscope._torch.cuda.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
+from shardscope._torch.cuda.workspaces import CublasHandles, workspace_bytes
 from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
@@ -66,7 +66,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         names: ModuleNames,
-        places: PhaseTracker,
+        phase_tracker: PhaseTracker,
         substitution: FakeSubstitution,
         *,
         device_type: str,
@@ -77,20 +77,20 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.has_compiled = False
         self.has_offloaded = False
         self._names = names
-        self._phase_tracker = places
+        self._phase_tracker = phase_tracker
         self._substitution = substitution
         self._device_type = device_type
         self._live = LiveStorages(
             self.allocation_log,
             device_type=device_type,
-            read_place=places.read,
+            read_current=phase_tracker.read,
             substitution=substitution,
         )
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
         self._has_flat_parameters = any(map(has_flat_parameters, names.roots()))
         self._trials = ShapePropagationTracker()
         self._is_wrapper: dict[type, bool] = {}
-        self._has_workspace: set[bool] = set()  # of cuBLAS, in forward and in backward
+        self._cublas_handles = CublasHandles()
         self._hooks: dict[int, RemovableHandle] = {}  # by the parameter
         self._parameters: list[_Tensor] = []  # kept alive, so that their ids stay unique
         for model in names.roots():
@@ -163,7 +163,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
 
     def _read_value(self, tensor: _Tensor) -> Any:
-        """Zero where there is no data: most steps log a loss or read a norm."""
+        """What `.item()` returns: zero without data, as most steps only log a loss or a norm."""
         if self._substitution.are_needed(tensor):
             with disable_dispatch_modes():
                 return READ_VALUE(tensor)
@@ -255,10 +255,10 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocation = self._live.find_or_begin(tensor)
             if allocation is not None and op in _EMPTY:
                 allocation.is_buffer = True
-        if op in MATRIX_OPS and is_in_backward() not in self._has_workspace:
-            self._has_workspace.add(is_in_backward())
-            place = self._phase_tracker.read()._replace(module=NO_MODULE)
-            self.allocation_log.begin(CUBLAS_BYTES, place).claim(MemoryKind.TEMPORARIES)
+        lasting_bytes = self._cublas_handles.begin(op)
+        if lasting_bytes:
+            charged_to = self._phase_tracker.read()._replace(module=NO_MODULE)
+            self.allocation_log.begin(lasting_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
         elif op.namespace == "fsdp":
             self._note_fsdp(args, kwargs)
         num_bytes = workspace_bytes(op, args)
@@ -266,7 +266,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.allocation_log.use_briefly(num_bytes, self._phase_tracker.read())
 
     def _note_fsdp(self, args: Any, kwargs: Any) -> None:
-        """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
+        """Claim the buffers that FSDP's own ops copy parameters or gradients to and from."""
         shares = self._find_param_group()
         for tensor in tensor_leaves((args, kwargs or {})):
             for allocation in self._live.find_allocations(tensor):

@@ -67,7 +67,7 @@ class StepFactsCollector:
         roots = list(self._names.roots())
         meshes = [mesh for root in roots for mesh in fsdp_meshes(root)]
         wrappers = [wrapper for root in roots for wrapper in every_module(root) if _is_ddp(wrapper)]
-        phases = {event.allocation.place.phase for event in allocation_log.events}
+        phases = {event.allocation.charged_to.phase for event in allocation_log.events}
         return StepFacts(
             output_bytes=self._output_bytes,
             loss_bytes=_find_loss(allocation_log, peak_order),
@@ -111,7 +111,7 @@ def _find_loss(allocation_log: AllocationLog, peak_order: int) -> int:
     forwards = [
         event.allocation.start
         for event in allocation_log.events[: peak_order + 1]
-        if event.is_start and event.allocation.place.phase is Phase.FORWARD
+        if event.is_start and event.allocation.charged_to.phase is Phase.FORWARD
     ]
     last = max((start for start in forwards), default=-1)
     allocations = (
@@ -123,7 +123,7 @@ def _find_loss(allocation_log: AllocationLog, peak_order: int) -> int:
 def _is_of_loss(allocation: Allocation, last_forward: int, peak_order: int) -> bool:
     is_allocated = allocation.end is None or allocation.end > peak_order
     is_workspace = allocation.end is None and allocation.num_bytes == CUBLAS_BYTES
-    is_outside_forward = allocation.place.phase in (Phase.OUTSIDE, Phase.BACKWARD)
+    is_outside_forward = allocation.charged_to.phase in (Phase.OUTSIDE, Phase.BACKWARD)
     return (
         is_allocated
         and not is_workspace

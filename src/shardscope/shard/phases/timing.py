@@ -23,11 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.attribution.call_sites import thread_name
-from shardscope.attribution.run_identity import is_simulated, read_identity
+from shardscope.attribution.program_records import is_simulated, read_identity
 from shardscope.attribution.spans import (
     DEVICE_CLOCK,
     SUBSCRIPTIONS,
-    Mark,
+    DeviceStart,
     Subscription,
     Timing,
     subscribe,
@@ -39,7 +39,7 @@ HOST = "cpu"
 
 
 class _Recipient(NamedTuple):
-    """A subscription that a span is reported to, and the span's depth among that one's spans."""
+    """A subscription that a span is reported to, and how deep the span is among its spans."""
 
     subscription: Subscription
     depth: int
@@ -52,9 +52,9 @@ class OpenSpan:
 
     __slots__ = (
         "device_inner_ns",
+        "device_start",
         "has_ended",
         "inner_ns",
-        "mark",
         "name",
         "parent",
         "phase",
@@ -76,7 +76,7 @@ class OpenSpan:
         self.has_ended = False
         self.inner_ns = 0  # the time of the spans inside it
         self.device_inner_ns = 0
-        self.mark: Mark | None = None
+        self.device_start: DeviceStart | None = None
         self.start_ns = 0
 
     @property
@@ -92,7 +92,7 @@ class OpenSpan:
         for subscription in self.subscriptions:
             if subscription.on_span_begin is not None:
                 subscription.on_span_begin(self.name, time.perf_counter_ns(), thread_name())
-        self.mark = None if device == HOST else DEVICE_CLOCK.begin(device)
+        self.device_start = None if device == HOST else DEVICE_CLOCK.begin(device)
         self.start_ns = time.perf_counter_ns()  # last, so that our own work is not included
 
     def end(self, end_ns: int) -> None:
@@ -111,22 +111,26 @@ class OpenSpan:
         if parent is not None:
             parent.inner_ns += duration_ns
         self._report(self.start_ns, duration_ns, self.inner_ns, HOST)
-        if self.mark is not None:
-            DEVICE_CLOCK.end(self.mark, self)
+        if self.device_start is not None:
+            DEVICE_CLOCK.end(self.device_start, self)
 
     def settle(self, start_ns: int, duration_ns: int) -> None:
         """Report the time that the device measured."""
-        assert self.mark is not None
+        assert self.device_start is not None
         parent = self._parent_on_thread()
-        outer_mark = None if parent is None else parent.mark
+        outer_start = None if parent is None else parent.device_start
         # Work on another stream runs concurrently, not inside it.
-        if parent is not None and outer_mark is not None and outer_mark.queue == self.mark.queue:
+        if (
+            parent is not None
+            and outer_start is not None
+            and outer_start.queue == self.device_start.queue
+        ):
             parent.device_inner_ns += duration_ns
-        self._report(start_ns, duration_ns, self.device_inner_ns, self.mark.device)
+        self._report(start_ns, duration_ns, self.device_inner_ns, self.device_start.device)
 
-    def is_for(self, listener: object) -> bool:
-        """Whether it is reported to `listener`."""
-        return any(recipient.subscription.subscriber is listener for recipient in self.recipients)
+    def is_for(self, subscriber: object) -> bool:
+        """Whether the span is reported to `subscriber`."""
+        return any(recipient.subscription.subscriber is subscriber for recipient in self.recipients)
 
     def _report(self, start_ns: int, duration_ns: int, inner_ns: int, device: str) -> None:
         self_ns = max(0, duration_ns - inner_ns)  # tasks within it may have run side by side
@@ -167,7 +171,7 @@ TOP: ContextVar[OpenSpan | None] = ContextVar("shardscope_top_span", default=Non
 
 
 def open_span(phase: object, name: str, device: str | None) -> None:
-    """Open a span of `phase`; without listeners too, so that its end does not end another."""
+    """Open a span of `phase`, also without subscribers, so that its end does not end another."""
     span = OpenSpan(phase, name, _find_open(TOP.get()))
     TOP.set(span)
     if span.subscriptions:

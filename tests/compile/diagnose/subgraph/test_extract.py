@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from captured_models import CASES, capture
-from shardscope.compile.diagnose.delta_debugging import Answer, OpSearch
+from shardscope.compile.diagnose.minimize import Answer, OpSearch
 from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
 from shardscope.compile.diagnose.subgraph.subgraph import (
     Subgraph,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.aot import AotStep
-from shardscope._torch.compiling import is_compiling
+from shardscope._torch.dynamo import is_compiling
 from shardscope.attribution.call_sites import user_source
 from shardscope.compile.diagnose.worker.harness import plain_words
 from shardscope.compile.explain.frames import function_name

@@ -11,16 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from shardscope._torch.compiling import is_compiling, patched_inductor, watched_compiles
+from shardscope._torch.dynamo import is_compiling, patched_inductor, watched_compiles
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
 from shardscope.attribution.tensors import map_tensors
-from shardscope.compile.call_state import (
-    describe_values,
-    list_uncompared,
-    preserved_code_state,
-    walk_call,
-    walk_values,
-)
+from shardscope.compile.call_state import describe_values, list_uncompared, walk_call, walk_values
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,
     describe_error,
@@ -49,6 +43,7 @@ from shardscope.compile.diagnose.subgraph import (
     make_non_leaf,
     synchronize_device,
 )
+from shardscope.compile.preserved_state import preserved_code_state
 from shardscope.errors import ShardscopeError
 from shardscope.numerics import (
     RandomRounding,

@@ -12,11 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from shardscope._torch.compiling import (
-    find_backend,
-    patched_inductor,
-    watched_compiles,
-)
+from shardscope._torch.dynamo import find_backend, patched_inductor, watched_compiles
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import map_tensor_leaves
 from shardscope.compile.diagnose.accuracy.check_result import (
@@ -25,12 +21,12 @@ from shardscope.compile.diagnose.accuracy.check_result import (
     format_error,
 )
 from shardscope.compile.diagnose.accuracy.compare import (
+    SubgraphRuns,
     check_determinism,
     check_second_run,
     compare_runs,
     list_wrong,
 )
-from shardscope.compile.diagnose.accuracy.reference import SubgraphRuns
 from shardscope.compile.diagnose.subgraph import (
     Compiler,
     PhaseCallback,

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from shardscope._torch.compiling import list_marks
+from shardscope._torch.dynamo import list_marks
 from shardscope.compile.diagnose.repro.literals import format_value, wrap_numbers
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, module_to_import

@@ -17,9 +17,12 @@ from torch import Tensor, fx, nn
 from shardscope.compile.diagnose.subgraph.eager_trace import (
     EagerTrace,
     SnapshotRequest,
+    Switches,
     TensorSnapshot,
     TraceStep,
     copy_state,
+    is_call,
+    serves_level,
 )
 from shardscope.compile.diagnose.subgraph.subgraph import (
     Subgraph,
@@ -27,7 +30,6 @@ from shardscope.compile.diagnose.subgraph.subgraph import (
     make_non_leaf,
     map_leaves,
 )
-from shardscope.compile.diagnose.subgraph.units import Switches, is_call, serves_level
 
 
 @final

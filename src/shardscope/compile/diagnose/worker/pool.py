@@ -18,14 +18,7 @@ from typing import Any, TypeVar, final
 from shardscope._torch.preload import FOR_WORKERS
 from shardscope.compile.diagnose.worker.fork_server import ForkServer
 from shardscope.compile.diagnose.worker.process import Child, spawn
-from shardscope.compile.diagnose.worker.rpc import (
-    Incoming,
-    Kind,
-    Limits,
-    Message,
-    RpcCall,
-    frame,
-)
+from shardscope.compile.diagnose.worker.rpc import Incoming, Kind, Limits, Message, RpcCall, frame
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
 from shardscope.compile.diagnose.worker.serialization import Payload, pack, unpack
 from shardscope.errors import CompileError, RemoteError, WorkerCrashed, WorkerHung

@@ -1,0 +1,402 @@
+"""The parallel versions that `parity` can run: of which every rank gives a `StepResult`.
+
+`EagerVersion` calls the user's function, which shards a copy of the model on each rank.
+`PartitionedVersion` partitions the model by a plan, as `parallelize` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.export import ExportedProgram
+
+from shardscope._torch.dtensor import quiet_collectives
+from shardscope._torch.process_groups.threaded import OWN
+from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.tree import flatten, unflatten
+from shardscope.errors import ParityError
+from shardscope.parallel.equivalence import (
+    AS_IT_IS,
+    Key,
+    OriginalNames,
+    Region,
+    StepResult,
+    Task,
+    Variant,
+    call_model,
+    copy_model,
+    default_loss,
+    execute,
+    named_buffers,
+    named_parameters,
+    named_tensors,
+    shard_batch,
+    tie_names,
+)
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.problems import Problem
+from shardscope.parallel.parity.result import ParityResult
+from shardscope.parallel.partition import partition_by_plan
+from shardscope.parallel.passes.capture import export_with_loss
+from shardscope.parallel.program import ParallelProgram
+from shardscope.parallel.verify import Trial, join_results, run_ranks, shard_values
+from shardscope.record import TOLERABLE, Phase, TensorKind
+from shardscope.world.threaded_ranks import run_ranks_in_threads
+
+Parallelize = Callable[[nn.Module, DeviceMesh], object]
+"""The user's function that shards a model on a mesh, in place or by returning another model."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EagerVersion:
+    """A model that the user's `parallelize` shards on a mesh of these axes, on each rank.
+
+    Along `batch_axes` each rank has a shard of the batch; along other axes it is replicated.
+    """
+
+    model: nn.Module
+    axes: Mapping[str, int]
+    parallelize: Parallelize
+    task: Task
+    batch_axes: Sequence[str] = ()
+    batch_dim: int = 0
+    device: str = "cpu"
+
+    def run_as_rank(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> StepResult:
+        """Run a step as one rank: copy the model, shard the copy, call it."""
+        model_copy = copy_model(self.model)
+        task = self._own_task(mesh)
+        gather = _Gatherer()
+        seed_generators(task.seed)
+        with variant.applied(model_copy, task) as applied:
+            names = OriginalNames(
+                model_copy,
+                {} if probe_spec is None else probe_spec.renamed.get(dist.get_rank(), {}),
+            )
+            sharded = self.parallelize(model_copy, mesh)
+            model = sharded if isinstance(sharded, nn.Module) else model_copy
+            _check_supported(model)
+            variant.adapt(model)
+            named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
+            ties = tie_names(named)
+            frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
+            parameters = {name: tensor.detach() for name, tensor in named.items()}
+            full = gather(TensorKind.PARAMETER, parameters)
+            originals = dict(named_parameters(self.model))
+            changed = {} if variant.is_marked else dict(_find_changed(full, originals))
+            if variant.is_marked:
+                return StepResult([], {}, {}, parameters=full, ties=ties)
+            if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
+                seed_generators(task.seed)
+            probe = None if probe_spec is None else probe_spec.make_probe()
+            step_result = execute(model, applied, names=names, gather=gather, probe=probe)
+            tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
+        return replace(
+            step_result,
+            parameters=changed,
+            absent=frozenset(originals.keys() - parameters.keys()),
+            added=frozenset(tensors - names.known),
+            ties=ties,
+            frozen=frozen,
+            regions=gather.regions,
+        )
+
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank; all ranks run in this process."""
+        first: dict[tuple[int, str], torch.Tensor] = {}
+
+        def run(_: int, mesh: DeviceMesh) -> StepResult:
+            return share_equal_tensors(self.run_as_rank(mesh, variant, probe_spec), first)
+
+        return run_ranks_in_threads(self.axes, run, device=self.device)
+
+    def _own_task(self, mesh: DeviceMesh) -> Task:
+        num_shards, index = 1, 0
+        for axis in self.batch_axes:
+            num_shards *= self.axes[axis]
+            index = index * self.axes[axis] + mesh.get_local_rank(axis)
+        if num_shards == 1:
+            return self.task
+        inputs = shard_batch(
+            self.task.inputs, dim=self.batch_dim, num_shards=num_shards, index=index
+        )
+        # Gradients are averaged over ranks; the default loss is a sum.
+        is_summed = self.task.loss is None and self.task.step is None
+        return self.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
+
+
+def _check_supported(model: nn.Module) -> None:
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ParityError(
+            "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), whose gradients "
+            "are flat shards that parity cannot assign to parameters. Use fully_shard (FSDP2)."
+        )
+
+
+def _find_changed(
+    parameters: Mapping[str, torch.Tensor], originals: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters that sharding changed, and those that the original does not have."""
+    for name, tensor in parameters.items():
+        original = originals.get(name)
+        if original is None or not _is_same(tensor, original.detach().to(tensor.dtype)):
+            yield name, tensor.clone()
+
+
+@final
+class _Gatherer:
+    """Gathers DTensors into full tensors; every rank calls it, perhaps with different names.
+
+    It has its own process group, so that a collective that the program left unfinished is not
+    matched with one of these.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
+        self.regions: dict[Key, Region] = {}  # the part of gathered tensors that this rank stores
+
+    def __call__(self, kind: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
+        names_by_rank: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(names_by_rank, list(dtensors), group=self._group)
+        common = set(dtensors).intersection(*names_by_rank)
+        full: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
+        with quiet_collectives(), torch.no_grad():
+            for name in names_by_rank[0]:
+                if name in common and id(dtensors[name]) not in full:
+                    full[id(dtensors[name])] = _make_full(dtensors[name])
+            for name in common:
+                region = _find_region(dtensors[name], full[id(dtensors[name])])
+                if region is not None:
+                    self.regions[kind, name] = region
+        return {
+            name: full[id(tensor)] if id(tensor) in full else _to_local(tensor)
+            for name, tensor in named.items()
+        }
+
+
+def _make_full(tensor: DTensor) -> torch.Tensor:
+    full = tensor.full_tensor().detach()
+    return full.wait() if hasattr(full, "wait") else full
+
+
+def _find_region(tensor: DTensor, full: torch.Tensor) -> Region | None:
+    """The part of a DTensor that this rank stores; None if unknown, as for partial sums.
+
+    Where two mesh axes shard one dim, either may come first, so the values decide.
+    """
+    coordinate, local = tensor.device_mesh.get_coordinate(), tensor.to_local()
+    if coordinate is None:
+        return None
+    steps = [
+        (placement.dim, tensor.device_mesh.size(axis), coordinate[axis])
+        for axis, placement in enumerate(tensor.placements)
+        if hasattr(placement, "dim")  # Shard and _StridedShard
+    ]
+    for ordered in (steps, steps[::-1]):
+        region = [(0, size) for size in full.shape]
+        for dim, num_shards, index in ordered:
+            start, stop = region[dim]
+            size = -(-(stop - start) // num_shards)
+            region[dim] = (min(start + index * size, stop), min(start + (index + 1) * size, stop))
+        expected = full[tuple(slice(*bounds) for bounds in region)]
+        if expected.shape == local.shape and torch.equal(expected, local):
+            return tuple(region)
+    return None
+
+
+def _to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor that not all ranks have; other tensors unchanged."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+def share_equal_tensors(
+    step_result: StepResult, first: dict[tuple[int, str], torch.Tensor]
+) -> StepResult:
+    """The result with tensors equal to an earlier rank's replaced by those, to save memory."""
+    groups = (
+        step_result.gradients,
+        step_result.buffers,
+        step_result.parameters,
+        step_result.snapshots,
+    )
+    for index, group in enumerate(groups):
+        for name, tensor in group.items():
+            known = first.setdefault((index, name), tensor)
+            if known is not tensor and _is_same(known, tensor):
+                group[name] = known
+    return step_result
+
+
+def _is_same(tensor: torch.Tensor, reference: torch.Tensor) -> bool:
+    return (
+        tensor.dtype == reference.dtype
+        and tensor.shape == reference.shape
+        and torch.equal(tensor, reference)
+    )
+
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PartitionedVersion:
+    """A model that `parallelize` partitions by a plan, for a mesh of these axes."""
+
+    model: nn.Module
+    axes: Mapping[str, int]
+    plan: object  # in any form that `parallelize` takes
+    task: Task
+    user_model: nn.Module | ExportedProgram  # as the user passed it
+
+    @cached_property
+    def program(self) -> ParallelProgram:
+        """The partitioned model with its loss; it returns the loss, then the model's outputs."""
+        return self._partition(self.axes)
+
+    def _partition(self, mesh: DeviceMesh | Mapping[str, int]) -> ParallelProgram:
+        """Partition the model with its loss, or an exported program, which has only a forward."""
+        if isinstance(self.user_model, ExportedProgram):
+            return partition_by_plan(self.user_model, mesh, self.plan)
+        args, kwargs = _arguments(self.task.inputs)
+        is_training = self._has_loss()
+        loss_fn: Callable[..., Any] = self._loss_and_output if is_training else _no_loss
+        program = export_with_loss(self.user_model, loss_fn, args, kwargs, ())
+        return partition_by_plan(program, mesh, self.plan, is_training=is_training)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Empty: the plan determines how inputs are sharded, and results are full tensors."""
+        return ()
+
+    @property
+    def batch_dim(self) -> int:
+        """Unused without batch axes."""
+        return 0
+
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank; `probe_spec` is unused, as `find_problem` compares every op."""
+        model_copy = copy_model(self.model)
+        with variant.applied(model_copy, self.task) as applied:
+            values = self._values(model_copy, applied.inputs, variant)
+            with torch.no_grad():
+                return run_ranks(self._trial, values, seed=self.task.seed)
+
+    def run_as_rank(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> StepResult:
+        """Run a step as one rank of a real process group."""
+        program, model_copy, rank = self._partition(mesh), copy_model(self.model), dist.get_rank()
+        graph = program.joint().graph_module if program.is_training else program.forward()
+        with variant.applied(model_copy, self.task) as applied, torch.no_grad():
+            values = self._values(model_copy, applied.inputs, variant)
+            local_values = shard_values(program.graph, program.mesh, values)[rank]
+            torch.manual_seed(self.task.seed)
+            results = graph(*local_values)
+        results_by_rank: list[list[object]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(results_by_rank, list(results))
+        trial = program.make_trial(self._output_names(), is_run=False)
+        return trial.outcome(
+            join_results(dict(enumerate(results_by_rank)), trial.result_specs, trial.mesh)[rank]
+        )
+
+    def find_problem(self, parity_result: ParityResult) -> list[Problem]:
+        """The problem with the first op that the ranks compute wrongly; empty if all agree."""
+        wrong = [
+            result
+            for result in parity_result.comparisons
+            if result.verdict.agreement not in TOLERABLE
+        ]
+        if not wrong:
+            return []
+        divergence = self.program.find_first_divergence(self._values(self.model, self.task.inputs))
+        cause = explain(wrong[0], self.axes)
+        name = wrong[0].case.name or "the output"
+        kind = "The gradient of " if wrong[0].case.kind is TensorKind.GRADIENT else ""
+        fact = f"{kind}{name} of the partitioned program differs. {cause.to_sentence()}".strip()
+        remedy = "Leave this module out of the plan, and please report the bug."
+        if divergence is None:
+            remedy = "Please report the bug; until it is fixed, shard fewer modules."
+            return [Problem(cause, name, fact, remedy, phase=Phase.BACKWARD)]
+        location = f"The first op to differ is {divergence.op}."
+        return [
+            Problem(
+                cause,
+                divergence.module or "the model itself",
+                f"{fact} {location}",
+                remedy,
+                module=divergence.module,
+                op=divergence.op,
+            )
+        ]
+
+    def _has_loss(self) -> bool:
+        """Whether there are parameters to differentiate, and an output that a loss can be of."""
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            return False
+        if self.task.loss is not None:
+            return True
+        with preserved_random_state():
+            output = call_model(copy_model(self.model), self.task.copy_inputs())
+        return any(tensor.requires_grad for _, tensor in named_tensors(output))
+
+    def _loss_and_output(self, output: T) -> tuple[object, T]:
+        if self.task.loss is None:
+            return sum(default_loss(output)), output
+        return self.task.loss(output), output
+
+    @cached_property
+    def _trial(self) -> Trial:
+        return self.program.make_trial(self._output_names())
+
+    def _output_names(self) -> list[str | None]:
+        """The paths of the program's outputs in the model's output; None for the loss."""
+        spec = self.program.source.module_call_graph[0].signature.out_spec
+        placeholders = [torch.empty(0) for _ in range(spec.num_leaves)]
+        output = unflatten(placeholders, spec)
+        if not isinstance(self.user_model, ExportedProgram):
+            output = output[1]
+        names = {id(tensor): name for name, tensor in named_tensors(output)}
+        return [names.get(id(tensor)) for tensor in placeholders]
+
+    def _values(
+        self, model: nn.Module, inputs: object, variant: Variant = AS_IT_IS
+    ) -> list[object]:
+        """The arguments of the program: constants, parameters and buffers, and inputs."""
+        constants = self.program.source.constants.items()
+        state = {name: variant.convert(value) for name, value in constants}
+        state |= dict(named_buffers(model)) | dict(named_parameters(model))
+        inputs_in_order = iter(flatten(_arguments(inputs))[0])
+        return [
+            next(inputs_in_order) if role.kind == "input" else state[role.name]
+            for _, role in self.program.graph.inputs
+        ]
+
+
+def _no_loss(output: T) -> tuple[None, T]:
+    return None, output
+
+
+def _arguments(inputs: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The inputs as arguments and keyword arguments, as `call_model` passes them."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
