@@ -29,6 +29,7 @@ from shardscope._torch.dispatch import (
     push_dispatch_mode,
 )
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
+from shardscope._torch.private import find_name
 from shardscope._torch.process_groups.branches import find_branch_without_error
 from shardscope._torch.storage import plain_tensors
 
@@ -36,7 +37,7 @@ _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
 _aten = torch.ops.aten
 _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
-_COPY = _aten._to_copy.default
+_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _BINCOUNT = _aten.bincount.default
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
