@@ -48,7 +48,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
         patch.setattr("tempfile.tempdir", None)
         patch.setenv("LIFECYCLE_SLEEP", "7654.3")
         patch.chdir(folder)
-        result = run(PROGRAM, ranks="all", num_per_node=NUM_RANKS)
+        result = run(PROGRAM, ranks="all", num_per_node=NUM_RANKS, instruments=("trace",))
         patch.setattr("tempfile.tempdir", None)
     assert [file for file in folder.iterdir() if file.name.startswith("shardscope")] == []
     return result
@@ -115,7 +115,7 @@ def test_a_program_that_waits_is_ended_and_its_steps_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "PATIENCE_SECONDS", 5)
+    monkeypatch.setattr(api, "PATIENCE_SECONDS", 3)
     Path("program.py").write_text(WAITS)
     result = run("program.py")
     (failure,) = result.failures
@@ -176,7 +176,7 @@ def test_the_output_of_a_failed_rank_and_its_other_branch_are_shown(tmp_path: Pa
 
 
 FACTS = """
-import json, os, pickle, signal, sys, torch.distributed as dist
+import json, os, pickle, signal, sys
 class Local: pass
 facts = {
     "argv": sys.argv, "path": sys.path[:2], "file": __file__, "name": __name__,
@@ -184,39 +184,54 @@ facts = {
     "names": sorted(name for name in globals() if name.startswith("__")),
     "pickled": type(pickle.loads(pickle.dumps(Local()))) is Local,
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)],
-    "elastic": dist.is_torchelastic_launched(), "group": os.getpgrp() == os.getpid(),
+    "group": os.getpgrp() == os.getpid(),
     "variables": sorted(
         (name, value) for name, value in os.environ.items()
         if name.endswith(("RANK", "WORLD_SIZE", "RESTARTS", "RESTART_COUNT", "ROLE_NAME", "HANDLE"))
     ),
 }
+if "LOCAL_RANK" in os.environ:
+    import torch.distributed as dist
+    facts["elastic"] = dist.is_torchelastic_launched()
 print(json.dumps(facts))
 """
 
 
+def read_facts(*words: str) -> dict[str, object]:
+    """What the program prints when Python is started with these words."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == 1, done.stderr
+    facts: dict[str, object] = json.loads(lines[0])
+    return facts
+
+
 @no_gpu
+def test_a_program_finds_what_it_finds_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(FACTS)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    ours = ("shardscope", "run", "--nproc-per-node", "1", "--")
+    words = ("program.py", "--lr", "1 e")
+    assert read_facts("-m", *ours, *words) == read_facts("-m", *torchrun, *words)
+
+
 @pytest.mark.parametrize("script", ["program.py", "package", "application.zip", "-m"])
-def test_a_program_finds_what_it_finds_under_torchrun(tmp_path: Path, script: str) -> None:
-    (tmp_path / "program.py").write_text(FACTS)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__main__.py").write_text(FACTS)
-    with zipfile.ZipFile(tmp_path / "application.zip", "w") as archive:
+def test_a_program_runs_as_python_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(FACTS)
+    Path("package").mkdir()
+    Path("package", "__main__.py").write_text(FACTS)
+    with zipfile.ZipFile("application.zip", "w") as archive:
         archive.writestr("__main__.py", FACTS)
     words = ["-m", "package"] if script == "-m" else [script]
-    own = [*words, "--lr", "1 e"] if script == "-m" else ["--", *words, "--lr", "1 e"]
-    read = []
-    for command in (
-        ["torch.distributed.run", "--standalone", "--nproc-per-node=1", *words, "--lr", "1 e"],
-        ["shardscope", "run", "--nproc-per-node", "1", *own],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        assert len(lines) == 1, done.stderr
-        read.append(json.loads(lines[0]))
-    assert read[1] == read[0]
+    program = f"Program({words[-1]!r}, ('--lr', '1 e'), {script == '-m'})"
+    code = f"from shardscope.launch.program import Program; {program}.run()"
+    assert read_facts("-P", "-c", code) == read_facts(*words, "--lr", "1 e")
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,11 @@ def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
     assert len(recording.memory) == 5
 
 
-@pytest.mark.parametrize(("name", "size"), [("portable", 4), ("portable_ddp", 2)])
-def test_records_without_data_with_data_and_of_real_ranks_are_equal(name: str, size: int) -> None:
-    simulated = run_program(name, num_per_node=size, ranks="all", steps=1)
-    computed = run_program(name, num_per_node=size, data=True, steps=1)
-    real = run_program(name, num_per_node=size, real=True, steps=1)
+def test_records_without_data_with_data_and_of_real_ranks_are_equal() -> None:
+    options = {"num_per_node": 4, "steps": 1, "instruments": ("audit", "trace")}
+    simulated = run_program("portable", ranks="all", **options)
+    computed = run_program("portable", data=True, **options)
+    real = run_program("portable", real=True, **options)
     assert simulated.failures == computed.failures == real.failures == ()
     assert simulated.recording.run.is_simulated
     assert not computed.recording.run.is_simulated

@@ -111,10 +111,12 @@ class StepCounter:
 
     def _begin_outermost(self, modules: list[nn.Module]) -> None:
         self.num_calls += 1
+        if self.is_done:
+            self._on_refusal()
         is_next = self._has_stepped and not self._num_in_optimizer
         if is_next and threading.get_ident() == self._thread and not self._find_pending():
             self._count()
-        self._end_if_done()
+            self._end_if_done()
         if not self.has_started and torch.is_grad_enabled() and any(map(_is_trained, modules)):
             self._start(modules)
 
@@ -146,8 +148,6 @@ class StepCounter:
         self._on_step()
 
     def _end_if_done(self) -> None:
-        if self.is_done:
-            self._on_refusal()
         if self.num_steps >= self._limit:
             self.end()
 
