@@ -1,12 +1,14 @@
 """Run public training programs, unmodified, as ranks of a simulated cluster.
 
     python benchmarks/programs.py examples=/path/to/pytorch-examples nanogpt=/path/to/nanoGPT \\
-        torchtitan=/path/to/torchtitan
+        torchtitan=/path/to/torchtitan torchtitan-spring=/path/to/older/torchtitan \\
+        megatron=/path/to/Megatron-LM
 
 Each argument names a checkout; programs of checkouts that are not named are left out. Printed for
-each program: whether it ran or why not, seconds, the memory of the largest process, collectives per
-rank, gaps, and the memory that a rank needs. torchtitan needs its own dependencies and the torch
-that it is written for.
+each program: whether it ran or why not, seconds by the clock and of the processor, the memory of
+the largest process, collectives per rank, gaps, and the memory that a rank needs. torchtitan and
+Megatron-LM need their own dependencies and the torch that they are written for; torchtitan also a
+tokenizer and a data set where its configurations look for them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -41,9 +45,66 @@ class PublicProgram:
     ranks: str = "0"
 
 
-_TITAN = ("-m", "torchtitan.train", "--training.disable_cuda_graphs")
-_LLAMA = ("--module", "llama3", "--config", "llama3_debugmodel")
-_DEEPSEEK = ("--module", "deepseek_v3", "--config", "deepseek_v3_debugmodel")
+_PARALLELISM = "--parallelism"
+_GPT = (
+    "pretrain_gpt.py --mock-data --tokenizer-type NullTokenizer --vocab-size 1024 --num-layers 4 "
+    "--hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
+    "--micro-batch-size 1 --global-batch-size 16 --train-iters 5 --lr 1e-4 --eval-iters 0 "
+    "--no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion --bf16 "
+    "--eval-interval 1000 --split 100,0,0 --use-distributed-optimizer --transformer-impl local "
+    "--tensor-model-parallel-size 2"
+)
+
+
+def _list_torchtitan(checkout: str, version: str, options: str) -> Iterator[PublicProgram]:
+    """The runs of one version; each is a name, a configuration, degrees and what to run."""
+    tp, pp, ep, cp = "tensor", "pipeline", "expert", "context"
+    runs: list[tuple[str, str, dict[str, int], str, dict[str, Any]]] = [
+        ("Llama 3, FSDP", "llama3_debugmodel", {}, "", {}),
+        ("Llama 3, FSDP + TP", "llama3_debugmodel", {tp: 2}, "", {}),
+        ("Llama 3, compiled", "llama3_debugmodel", {tp: 2}, "--compile.enable", {}),
+        ("Llama 3, 1F1B", "llama3_debugmodel", {pp: 2}, "1F1B", {"ranks": "roles"}),
+        ("Llama 3, interleaved", "llama3_debugmodel", {pp: 2}, "", {"ranks": "roles"}),
+        ("DeepSeek-V3, EP", "deepseek_v3_debugmodel", {ep: 4}, "", {}),
+        ("DeepSeek-V3, EP + TP", "deepseek_v3_debugmodel", {ep: 4, tp: 2}, "", {}),
+        ("DeepSeek-V3, EP + PP", "deepseek_v3_debugmodel", {ep: 2, pp: 2}, "", {"ranks": "roles"}),
+        ("Llama 3 8B", "llama3_8b", {}, "", {}),
+        ("Llama 3 70B, rank 1,023", "llama3_70b", {}, "", {"num_nodes": 128, "ranks": "1023"}),
+    ]
+    if checkout == "torchtitan":
+        runs.append(("Llama 3, CP", "llama3_debugmodel", {cp: 2}, "", {}))
+        runs.append(("Llama 3, loss parallel", "llama3_debugmodel_ce_loss", {tp: 2}, "", {}))
+    else:
+        runs.append(("Qwen 3", "qwen3_debugmodel", {}, "", {}))
+        runs.append(("Llama 4, EP", "llama4_debugmodel", {ep: 4}, "", {}))
+        runs.append(("GPT-OSS, EP", "gpt_oss_debugmodel", {ep: 4}, "", {}))
+    for name, config, degrees, more, where in runs:
+        command = ["-m", "torchtitan.train", *options.split()]
+        module = config.split("_debug")[0] if "debug" in config else "llama3"
+        command += ["--module", module, "--config", config]
+        for axis, degree in degrees.items():
+            command += [f"{_PARALLELISM}.{axis}_parallel_degree", str(degree)]
+        if pp in degrees:
+            command += [f"{_PARALLELISM}.pipeline_parallel_schedule", more or "Interleaved1F1B"]
+            if checkout == "torchtitan":
+                command += [f"{_PARALLELISM}.num_pp_microbatches", "4"]
+        else:
+            command += more.split()
+        yield PublicProgram(f"torchtitan {version} {name}", checkout, ".", tuple(command), **where)
+
+
+_LARGE_TRAINERS = [
+    *_list_torchtitan("torchtitan", "(August)", "--training.disable_cuda_graphs"),
+    *_list_torchtitan("torchtitan-spring", "(April)", ""),
+    PublicProgram("Megatron-LM GPT, TP, distributed optimizer", "megatron", ".", (*_GPT.split(),)),
+    PublicProgram(
+        "Megatron-LM GPT, TP + PP",
+        "megatron",
+        ".",
+        (*_GPT.split(), "--pipeline-model-parallel-size", "2"),
+        ranks="0,4",
+    ),
+]
 PROGRAMS = [
     PublicProgram("FSDP2 example", "examples", "distributed/FSDP2", ("example.py",)),
     PublicProgram(
@@ -110,33 +171,22 @@ PROGRAMS = [
         ),
     ),
     PublicProgram("nanoGPT", "nanogpt", ".", ("train.py", "--compile=False", "--eval_iters=2")),
-    PublicProgram("torchtitan Llama 3, FSDP", "torchtitan", ".", (*_TITAN, *_LLAMA)),
-    PublicProgram(
-        "torchtitan Llama 3, FSDP + TP",
-        "torchtitan",
-        ".",
-        (*_TITAN, *_LLAMA, "--parallelism.tensor_parallel_degree", "2"),
-    ),
-    PublicProgram(
-        "torchtitan Llama 3, pipeline",
-        "torchtitan",
-        ".",
-        (*_TITAN, *_LLAMA, "--parallelism.pipeline_parallel_degree", "2"),
-        ranks="roles",
-    ),
-    PublicProgram(
-        "torchtitan DeepSeek-V3, EP",
-        "torchtitan",
-        ".",
-        (*_TITAN, *_DEEPSEEK, "--parallelism.expert_parallel_degree", "2"),
-    ),
+    *_LARGE_TRAINERS,
 ]
 
 
 def main() -> None:
     checkouts = dict(argument.split("=", 1) for argument in sys.argv[1:])
     table = Table(
-        "program", "result", "seconds", "memory", "collectives", "gaps", "needs", box=None
+        "program",
+        "result",
+        "seconds",
+        "processor",
+        "memory",
+        "collectives",
+        "gaps",
+        "needs",
+        box=None,
     )
     for program in PROGRAMS:
         if program.checkout in checkouts:
@@ -148,7 +198,7 @@ def main() -> None:
 
 def _run(program: PublicProgram, folder: Path) -> tuple[str, ...]:
     is_module = program.command[0] == "-m"
-    before, here = time.monotonic(), os.getcwd()
+    before, used, here = time.monotonic(), _processor_seconds(), os.getcwd()
     os.chdir(folder)
     try:
         result = run(
@@ -160,10 +210,16 @@ def _run(program: PublicProgram, folder: Path) -> tuple[str, ...]:
         )
     finally:
         os.chdir(here)
-    seconds = f"{time.monotonic() - before:.0f}"
+    seconds = f"{time.monotonic() - before:.0f}", f"{_processor_seconds() - used:.0f}"
     kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of all runs so far
     outcome = "ran" if not result.failures else result.failures[0][:120]
-    return outcome, seconds, f"≤ {format_bytes(kilobytes << 10)}", *_describe(result)
+    return outcome, *seconds, f"≤ {format_bytes(kilobytes << 10)}", *_describe(result)
+
+
+def _processor_seconds() -> float:
+    """Seconds of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _describe(result: RunResult) -> tuple[str, str, str]:

@@ -302,11 +302,17 @@ class _Factory:
     def __init__(self, make: Callable[..., Any]) -> None:
         functools.update_wrapper(self, make)
         self._make = make
+        self._reads_values = make in (torch.tensor, torch.as_tensor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _with_device(kwargs)
         if kwargs.pop("pin_memory", False):
             return mark_pinned(self(*args, **kwargs))
+        if self._reads_values:
+            if args and isinstance(args[0], list | tuple):
+                args = _read_values(args[0]), *args[1:]
+            if str(kwargs.get("device")) == "cuda":  # torch would take the first GPU
+                kwargs["device"] = torch.device("cuda", current_index())
         device = kwargs.get("device")
         is_traced = torch.compiler.is_dynamo_compiling()
         if self.mode is None or device is None or is_traced or has_modes():
@@ -319,6 +325,14 @@ class _Factory:
 
     def __hash__(self) -> int:
         return hash(self._make)
+
+
+def _read_values(values: Any) -> Any:
+    """Nested lists in which tensors without data are replaced by the values that they read as."""
+    if isinstance(values, list | tuple):
+        return [_read_values(value) for value in values]
+    is_scalar = isinstance(values, FakeTensor) and values.numel() == 1
+    return values.item() if is_scalar else values
 
 
 @contextmanager

@@ -33,21 +33,25 @@ _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _BINCOUNT = _aten.bincount.default
+_REPEAT = _aten.repeat_interleave.Tensor
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _SAME = {
     "all", "any", "alias", "clone", "detach", "to_copy", "view", "unsafe_view", "reshape",
-    "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin",
+    "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin", "select", "slice",
 }  # fmt: skip
 _OPPOSITE = {"logical_not", "bitwise_not"}
-_BOTH = {"mul": all, "logical_and": all, "bitwise_and": all, "logical_or": any, "bitwise_or": any}
+_BOTH = {
+    "mul": all, "logical_and": all, "bitwise_and": all,
+    "add": any, "logical_or": any, "bitwise_or": any, "maximum": any,
+}  # fmt: skip
 
 OnRead = Callable[[str, str], None]
 """Called with what reads a value, such as `item()`, and what the program gets instead."""
 _GOT = "the program got a stand-in (1, or False)"
 # Ops that count how many tokens chose each expert, and those that make one-hot rows of choices.
 _COUNTS = ("histc",)
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_ZEROS = ("zeros", "zeros_like", "new_zeros", "zero")
 _SCATTERS = ("scatter",)
 _CHOICES = "shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
 
@@ -102,6 +106,8 @@ class HostData:
                 counts = args[0].new_empty((args[2],))
                 self._assume_even("bincount", args[0].numel(), counts)
                 return counts
+            if op is _REPEAT and not kwargs and args[0].constant is not None:
+                return op(*args, output_size=int(args[0].constant.sum()))
             if op is _EQUAL and any(getattr(a, "constant", None) is None for a in args):
                 self._on_read("torch.equal()", "the tensors are assumed to be equal")
                 return args[0].shape == args[1].shape
@@ -134,6 +140,7 @@ class HostData:
             self._assume_even(name, args[0].numel(), result)
         elif name in _ZEROS:
             setattr(result, _CHOICES, 0)
+            setattr(result, _MARK, False)
         elif name == "one_hot":
             setattr(result, _CHOICES, args[0].numel())
         elif name in _SCATTERS and getattr(args[0], _CHOICES, None) == 0:
@@ -192,13 +199,13 @@ class HostData:
                 return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype).numpy()
 
         nn.Parameter.__new__ = staticmethod(make_without_data)
-        FakeTensor.tolist, FakeTensor.numpy = tolist, numpy
+        FakeTensor.tolist, FakeTensor.numpy, FakeTensor.type = tolist, numpy, _read_type
         try:
             yield
         finally:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
-            del FakeTensor.numpy
+            del FakeTensor.numpy, FakeTensor.type
 
 
 @final
@@ -275,6 +282,8 @@ def _pass_marks(name: str, args: Any, result: Any) -> None:
         if None not in known:
             value = _BOTH[name](known) if name in _BOTH else known[0] != (name in _OPPOSITE)
             setattr(result, _MARK, value)
+        elif result is tensors[0]:  # it was overwritten
+            setattr(result, _MARK, None)
         choices = getattr(tensors[0], _CHOICES, None)
         if choices is not None and result.shape == tensors[0].shape:
             setattr(result, _CHOICES, choices)
@@ -295,6 +304,15 @@ def _is_infinite(value: object) -> bool:
 
 def _is_host(device: Any) -> bool:
     return device is not None and device.type == "cpu" and not device.index
+
+
+def _read_type(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.type`: the name of a legacy type such as torch.cuda.FloatTensor, or a conversion."""
+    if dtype is not None:
+        return torch.Tensor.type(tensor, dtype, *args, **kwargs)
+    with disable_dispatch_modes():
+        name = torch.empty(0, dtype=tensor.dtype).type()
+    return name if tensor.device.type == "cpu" else name.replace("torch.", "torch.cuda.")
 
 
 def _fill(shape: Any, value: Any) -> Any:
