@@ -199,13 +199,13 @@ class HostData:
                 return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype).numpy()
 
         nn.Parameter.__new__ = staticmethod(make_without_data)
-        FakeTensor.tolist, FakeTensor.numpy, FakeTensor.type = tolist, numpy, _read_type
+        FakeTensor.tolist, FakeTensor.numpy = tolist, numpy
         try:
             yield
         finally:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
-            del FakeTensor.numpy, FakeTensor.type
+            del FakeTensor.numpy
 
 
 @final
@@ -304,15 +304,6 @@ def _is_infinite(value: object) -> bool:
 
 def _is_host(device: Any) -> bool:
     return device is not None and device.type == "cpu" and not device.index
-
-
-def _read_type(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.type`: the name of a legacy type such as torch.cuda.FloatTensor, or a conversion."""
-    if dtype is not None:
-        return torch.Tensor.type(tensor, dtype, *args, **kwargs)
-    with disable_dispatch_modes():
-        name = torch.empty(0, dtype=tensor.dtype).type()
-    return name if tensor.device.type == "cpu" else name.replace("torch.", "torch.cuda.")
 
 
 def _fill(shape: Any, value: Any) -> Any:
