@@ -83,6 +83,31 @@ def watched_writes(tensors: Iterable[torch.Tensor], on_write: Callable[[], None]
             _watched.pop(storage, None)
 
 
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """Make `torch.inference_mode` switch off gradients only.
+
+    In inference mode, torch cannot make views of tensors without data that were created outside.
+    """
+    inference_mode: Any = torch.inference_mode
+    enter, leave = inference_mode.__enter__, inference_mode.__exit__
+    before = threading.local()
+
+    def switch_off(context: Any) -> None:
+        states = before.__dict__.setdefault("states", [])
+        states.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not context.mode)
+
+    def restore(context: Any, *_: Any) -> None:
+        torch.set_grad_enabled(before.states.pop())
+
+    inference_mode.__enter__, inference_mode.__exit__ = switch_off, restore
+    try:
+        yield
+    finally:
+        inference_mode.__enter__, inference_mode.__exit__ = enter, leave
+
+
 @final
 class HostData:
     """Decides which ops run on data, and answers reads of values that have none."""
