@@ -188,6 +188,10 @@ def test_lightning_runs() -> None:
     [
         ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
         ("import sys; sys.exit(3)", "called sys.exit(3)."),
+        (
+            "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
+            "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
+        ),
         ("print('nothing to do')", "ended without a step of an optimizer"),
         ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
         ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardscope.attribution.failures import describe_failure
+from shardscope.errors import WorldError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.rank_process import SimulatedRank
 from shardscope.launch.request import Job, Request
@@ -145,6 +147,27 @@ class TestChecks:
             assert distribution.log_prob(sample).device.type == "cuda"
 
 
+class TestFailures:
+    def test_the_cause_is_named_without_codes_of_the_terminal(self) -> None:
+        error = ImportError("Could not import \x1b[1mmodel\x1b[0m.")
+        error.__cause__ = OSError("The library is missing.")
+        assert describe_failure(error) == (
+            "ImportError: Could not import model, because of OSError: The library is missing"
+        )
+
+
+@no_gpu
+class TestDataParallel:
+    def test_it_calls_its_model_on_one_gpu(self, rank: SimulatedRank) -> None:
+        model = nn.DataParallel(nn.Linear(4, 2).cuda(), device_ids=[0])
+        assert model(torch.rand(3, 4)).shape == (3, 2)
+        assert model(torch.rand(3, 4)).is_cuda
+
+    def test_several_gpus_are_refused_with_a_remedy(self, rank: SimulatedRank) -> None:
+        with pytest.raises(WorldError, match="--nproc-per-node 1 gives the program a single GPU"):
+            nn.DataParallel(nn.Linear(4, 2).cuda())
+
+
 @no_gpu
 class TestKnownValues:
     def test_random_states_that_ranks_share_can_be_restored(self, rank: SimulatedRank) -> None:
@@ -162,6 +185,12 @@ class TestKnownValues:
             assert labels[None].shape == (1, 8)
             assert not (weight.t() * 2).requires_grad
         assert torch.is_grad_enabled()
+
+    def test_tensors_move_off_the_meta_device_in_compiled_graphs(self, rank: SimulatedRank) -> None:
+        moved = torch.ops.prims.device_put.default(
+            torch.ones(2, device="meta"), torch.device("cuda")
+        )
+        assert moved.is_cuda
 
     def test_small_masks_can_be_indexed(self, rank: SimulatedRank) -> None:
         mask = torch.tensor([[True, True], [True, False]]).to("cuda")
