@@ -112,7 +112,7 @@ def unshared_fakes() -> Iterator[None]:
     share = torch.Tensor.share_memory_
 
     @functools.wraps(share)
-    def share_memory(tensor: torch.Tensor) -> torch.Tensor:
+    def share_memory(tensor: torch.Tensor) -> Any:
         return tensor if isinstance(tensor, FakeTensor) else share(tensor)
 
     tensor_class: Any = torch.Tensor
