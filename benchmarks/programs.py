@@ -2,13 +2,16 @@
 
     python benchmarks/programs.py examples=/path/to/pytorch-examples nanogpt=/path/to/nanoGPT \\
         torchtitan=/path/to/torchtitan torchtitan-spring=/path/to/older/torchtitan \\
-        megatron=/path/to/Megatron-LM
+        megatron=/path/to/Megatron-LM data=/path/to/data
 
 Each argument names a checkout; programs of checkouts that are not named are left out. Printed for
 each program: whether it ran or why not, seconds by the clock and of the processor, the memory of
 the largest process, collectives per rank, gaps, and the memory that a rank needs. torchtitan and
 Megatron-LM need their own dependencies and the torch that they are written for; torchtitan also a
-tokenizer and a data set where its configurations look for them.
+tokenizer and a data set where its configurations look for them. `data` is a folder of small local
+files, for programs that would download theirs: text.txt; img/train and img/val, with a folder of
+images for each class; tiny-llama and chat, a model with its tokenizer and a data set as Hugging
+Face's libraries save them; tune.yaml, a config of torchtune.
 """
 
 from __future__ import annotations
@@ -147,7 +150,12 @@ PROGRAMS = [
         ("multigpu.py", "5", "1"),
     ),
     PublicProgram("DDP example", "examples", "distributed/ddp", ("example.py",)),
-    PublicProgram("minGPT-ddp", "examples", "distributed/minGPT-ddp/mingpt", ("main.py",)),
+    PublicProgram(
+        "minGPT-ddp",
+        "examples",
+        "distributed/minGPT-ddp/mingpt",
+        ("main.py", "data_config.path={data}/text.txt"),
+    ),
     PublicProgram(
         "imagenet, dummy data",
         "examples",
@@ -165,12 +173,86 @@ PROGRAMS = [
             "--dist-url",
             "tcp://127.0.0.1:23456",
             "--workers",
-            "0",
+            "2",
             "--batch-size",
             "256",
         ),
     ),
-    PublicProgram("nanoGPT", "nanogpt", ".", ("train.py", "--compile=False", "--eval_iters=2")),
+    *(
+        PublicProgram(name, "examples", folder, command, num_per_node=1)
+        for name, folder, command in (
+            ("MNIST, one GPU", "mnist", ("main.py",)),
+            ("variational autoencoder", "vae", ("main.py",)),
+            ("siamese network", "siamese_network", ("main.py",)),
+            ("MNIST, Hogwild processes", "mnist_hogwild", ("main.py", "--cuda")),
+            ("MNIST, LSTM", "mnist_rnn", ("main.py",)),
+            ("forward-forward", "mnist_forward_forward", ("main.py",)),
+            ("DCGAN", "dcgan", ("main.py", "--dataset", "fake")),
+            ("regression without optimizer", "regression", ("main.py",)),
+            ("word language model", "word_language_model", ("main.py", "--accel")),
+            ("REINFORCE", "reinforcement_learning", ("reinforce.py",)),
+            ("actor-critic", "reinforcement_learning", ("actor_critic.py",)),
+        )
+    ),
+    PublicProgram("nanoGPT, not compiled", "nanogpt", ".", ("train.py", "--compile=False")),
+    PublicProgram("nanoGPT, its defaults", "nanogpt", ".", ("train.py",)),
+    PublicProgram(
+        "llm.c train_gpt2.py, DDP",
+        "llm.c",
+        ".",
+        ("train_gpt2.py", "--model", "d12", "--total_batch_size", "1024"),
+        num_per_node=4,
+    ),
+    PublicProgram(
+        "Accelerate FSDP2 example",
+        "accelerate",
+        "examples/torch_native_parallelism",
+        ("fsdp2_fp8.py", "--precision", "bf16", "--sequence-length", "128"),
+    ),
+    PublicProgram(
+        "run_clm.py, Trainer with FSDP2",
+        "transformers",
+        "examples/pytorch/language-modeling",
+        (
+            "run_clm.py",
+            *("--model_name_or_path", "{data}/tiny-llama", "--train_file", "{data}/text.txt"),
+            *("--do_train", "--block_size", "64", "--output_dir", "out", "--bf16"),
+            *("--fsdp", "full_shard", "--fsdp_config"),
+            '{{"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}',
+        ),
+    ),
+    PublicProgram(
+        "TRL SFTTrainer",
+        "trl",
+        "trl/scripts",
+        (
+            "sft.py",
+            *("--model_name_or_path", "{data}/tiny-llama", "--dataset_name", "{data}/chat"),
+            *("--output_dir", "out"),
+        ),
+    ),
+    PublicProgram(
+        "timm train.py, AMP",
+        "timm",
+        ".",
+        (
+            "train.py",
+            *("--data-dir", "{data}/img", "--model", "resnet18", "--num-classes", "10"),
+            *("--batch-size", "8", "--img-size", "64", "--workers", "2", "--amp"),
+        ),
+    ),
+    PublicProgram(
+        "torchvision reference, classification",
+        "vision",
+        "references/classification",
+        ("train.py", "--data-path", "{data}/img", "--model", "resnet18", "-b", "8", "-j", "2"),
+    ),
+    PublicProgram(
+        "torchtune full_finetune_distributed",
+        "torchtune",
+        "recipes",
+        ("full_finetune_distributed.py", "--config", "{data}/tune.yaml"),
+    ),
     *_LARGE_TRAINERS,
 ]
 
@@ -191,18 +273,20 @@ def main() -> None:
     for program in PROGRAMS:
         if program.checkout in checkouts:
             folder = Path(checkouts[program.checkout], program.folder)
-            table.add_row(program.name, *_run(program, folder))
+            data = os.path.abspath(checkouts.get("data", "."))
+            command = [part.format(data=data) for part in program.command]
+            table.add_row(program.name, *_run(program, command, folder))
     Console(width=160).print(table)
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores")
 
 
-def _run(program: PublicProgram, folder: Path) -> tuple[str, ...]:
-    is_module = program.command[0] == "-m"
+def _run(program: PublicProgram, command: list[str], folder: Path) -> tuple[str, ...]:
+    is_module = command[0] == "-m"
     before, used, here = time.monotonic(), _processor_seconds(), os.getcwd()
     os.chdir(folder)
     try:
         result = run(
-            *program.command[is_module:],
+            *command[is_module:],
             is_module=is_module,
             num_nodes=program.num_nodes,
             num_per_node=program.num_per_node,

@@ -63,6 +63,20 @@ def test_a_program_that_spawns_its_processes_runs_as_its_rank() -> None:
     assert count_kinds(recording)[CollectiveKind.REDUCE_SCATTER] == 4  # a layer each; none at root
 
 
+def test_a_gan_in_a_process_of_its_own_runs_two_iterations(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    result = run_program("adversarial", num_per_node=1)
+    assert result.failures == ()
+    assert result.num_steps == 2
+    printed = capfd.readouterr().out
+    assert "iteration 1" in printed
+    assert "iteration 2" not in printed
+    facts = [gap.fact for gap in result.recording.gaps]
+    assert any(fact.startswith("48 calls of Linear without gradients") for fact in facts)
+    assert any("the branch that raises was not taken" in fact for fact in facts)
+
+
 def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
     result = run_program("pipeline", ranks="roles", steps=1)
     assert result.failures == ()
@@ -174,6 +188,10 @@ def test_lightning_runs() -> None:
     [
         ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
         ("import sys; sys.exit(3)", "called sys.exit(3)."),
+        (
+            "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
+            "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
+        ),
         ("print('nothing to do')", "ended without a step of an optimizer"),
         ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
         ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),

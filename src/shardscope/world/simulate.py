@@ -30,7 +30,13 @@ from shardscope._torch.cuda.simulated import (
 from shardscope._torch.cuda.triton_kernels import OnKernel, skipped_triton_kernels
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
-from shardscope._torch.process_groups.host_data import HostData, KnownValues, OnRead
+from shardscope._torch.process_groups.host_data import (
+    HostData,
+    KnownValues,
+    OnRead,
+    inference_as_no_grad,
+    unshared_fakes,
+)
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
@@ -302,6 +308,8 @@ def launched_rank(
         stack.callback(world._close)
         stack.enter_context(_noted_meshes(world))
         stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
+        stack.enter_context(inference_as_no_grad())
+        stack.enter_context(unshared_fakes())
         world._drop_data(HostData(on_read))
         stack.enter_context(skipped_triton_kernels(on_kernel))
         with _as_current(world):

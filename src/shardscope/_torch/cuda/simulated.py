@@ -20,7 +20,7 @@ from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
 from shardscope._torch.cuda.tensor_memory import answer_about_memory, mark_pinned
-from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
+from shardscope._torch.dispatch import COPY, disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.tree import leaves
@@ -28,7 +28,6 @@ from shardscope._torch.tree import leaves
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
 _TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
 _RECOMPILE = "recompile a function for tensors on another simulated device"
 _GuardManager = find_name("torch._dynamo.guards.GuardManagerWrapper", _RECOMPILE)
@@ -426,7 +425,7 @@ def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any
     device = next((device for device in devices if device.type == "cuda"), None)
     if device is None or result.device.type != "cpu":
         return result
-    copy = dispatch(_COPY, (), (result,), {"device": device})
+    copy = dispatch(COPY, (), (result,), {"device": device})
     copy.constant = result.constant
     copy.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copy)
     return copy

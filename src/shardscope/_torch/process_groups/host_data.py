@@ -21,9 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
-from shardscope._torch.dispatch import READ_VALUE, disable_dispatch_modes, is_overload
+from shardscope._torch.dispatch import COPY, READ_VALUE, disable_dispatch_modes, is_overload
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
-from shardscope._torch.private import find_name
 from shardscope._torch.process_groups.branches import find_branch_without_error
 from shardscope._torch.storage import plain_tensors
 
@@ -31,7 +30,6 @@ _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
 _aten = torch.ops.aten
 _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _BINCOUNT = _aten.bincount.default
 _REPEAT = _aten.repeat_interleave.Tensor
 # What the ops return for ordinary numbers.
@@ -87,6 +85,48 @@ def watched_writes(tensors: Iterable[torch.Tensor], on_write: Callable[[], None]
             _watched.pop(storage, None)
 
 
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """Make `torch.inference_mode` switch off gradients only.
+
+    In inference mode, torch cannot make views of tensors without data that were created outside.
+    """
+    inference_mode: Any = torch.inference_mode
+    enter, leave = inference_mode.__enter__, inference_mode.__exit__
+    before = threading.local()
+
+    def switch_off(context: Any) -> None:
+        states = before.__dict__.setdefault("states", [])
+        states.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not context.mode)
+
+    def restore(context: Any, *_: Any) -> None:
+        torch.set_grad_enabled(before.states.pop())
+
+    inference_mode.__enter__, inference_mode.__exit__ = switch_off, restore
+    try:
+        yield
+    finally:
+        inference_mode.__enter__, inference_mode.__exit__ = enter, leave
+
+
+@contextmanager
+def unshared_fakes() -> Iterator[None]:
+    """Make `share_memory_` return fake tensors unchanged, which have no memory to share."""
+    share = torch.Tensor.share_memory_
+
+    @functools.wraps(share)
+    def share_memory(tensor: torch.Tensor) -> Any:
+        return tensor if isinstance(tensor, FakeTensor) else share(tensor)
+
+    tensor_class: Any = torch.Tensor
+    tensor_class.share_memory_ = share_memory
+    try:
+        yield
+    finally:
+        tensor_class.share_memory_ = share
+
+
 @final
 class HostData:
     """Decides which ops run on data, and answers reads of values that have none."""
@@ -97,7 +137,7 @@ class HostData:
     def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an op that runs on data or reads a value; else NotImplemented."""
         if any(issubclass(kind, FakeTensor) for kind in types):
-            if op is _COPY and args[0].constant is not None and _is_host(kwargs.get("device")):
+            if op is COPY and args[0].constant is not None and _is_host(kwargs.get("device")):
                 return op(args[0].constant, **kwargs)  # what is known has data on the CPU
             if op is READ_VALUE and args[0].constant is None:
                 return self._read(args[0], "item()")
