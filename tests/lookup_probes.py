@@ -25,6 +25,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from canaries import (
     Probe,
@@ -194,6 +195,15 @@ def factories_take_the_index_of_a_device() -> bool:
     with simulated_cuda(), FakeTensorMode():  # also where there is a GPU
         device = torch.zeros(2, device=1).device
     return {"zeros", "tensor", "arange"} <= factories and device == torch.device("cuda", 1)
+
+
+def attention_order_follows_sdpa_kernel() -> bool:
+    before = torch._C._get_sdp_priority_order()
+    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends, set_priority=True):
+        order = torch._C._get_sdp_priority_order()
+    numbers = [int(backend) for backend in backends]
+    return order[:2] == numbers != before[:2] == torch._C._get_sdp_priority_order()[:2]
 
 
 def compiled_code_is_listed_until_it_is_reset() -> bool:
@@ -505,6 +515,7 @@ PROBES: dict[str, Probe] = {
     ),
     "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
     "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
+    "torch._C._get_sdp_priority_order": attention_order_follows_sdpa_kernel,
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key": lambda: (
         torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::linear", "CPU")
         and not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
@@ -525,7 +536,7 @@ PROBES: dict[str, Probe] = {
     "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_recognised,
     "torch._C.TensorBase": device_is_read_from_the_base_class,
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
-        simulated_tensors._COPY(torch.ones(2)), torch.ones(2)
+        operators.COPY(torch.ones(2)), torch.ones(2)
     ),
     "torch.nested._internal.nested_tensor": lambda: all(
         name in inspect.getsource(torch.nested) and hasattr(simulated_tensors._nested_tensor, name)

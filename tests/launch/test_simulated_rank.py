@@ -18,9 +18,12 @@ from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from shardscope.attribution.failures import describe_failure
+from shardscope.errors import WorldError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.rank_process import SimulatedRank
 from shardscope.launch.request import Job, Request
+from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Axis, Recording, RunInfo
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
@@ -121,6 +124,164 @@ class TestValues:
         parameters = [nn.Parameter(torch.randn(3, 5)).cuda() for _ in range(50)]
         assert len({parameter.data_ptr() for parameter in parameters}) == 50
         assert parameters[0].view(15).data_ptr() == parameters[0].data_ptr()
+
+
+@no_gpu
+class TestChecks:
+    """A check of values goes the way that does not raise; nothing is known about the values."""
+
+    def test_assertions_and_checks_hold(self, rank: SimulatedRank) -> None:
+        x = torch.rand(8, device="cuda")
+        if not (x >= 0).all():
+            raise ValueError(f"negative: {x.min().item()}")
+        if not (x <= 1).all():
+            raise ValueError("too large")
+        if (x > 5).any() or (x < -5).any():
+            raise ValueError("out of range")
+        if x.sum() < 0:
+            raise ValueError("negative")
+        facts = [gap.fact for gap in rank.find_gaps()]
+        assert sum("the branch that raises was not taken" in fact for fact in facts) == 4
+
+    def test_a_choice_without_an_error_gets_the_stand_in(self, rank: SimulatedRank) -> None:
+        x = torch.rand(8, device="cuda")
+        assert ("yes" if x.sum() > 3 else "no") == "no"
+        assert bool((x > 3).any()) is False
+        assert all("stand-in" in gap.fact for gap in rank.find_gaps())
+
+    def test_distributions_accept_their_parameters(self, rank: SimulatedRank) -> None:
+        scores = torch.rand(8, 4, device="cuda")
+        for distribution in (
+            torch.distributions.Categorical(torch.softmax(scores, -1)),
+            torch.distributions.Normal(scores, scores.exp()),
+        ):
+            sample = distribution.sample()
+            assert distribution.log_prob(sample).device.type == "cuda"
+
+
+class TestFailures:
+    def test_the_cause_is_named_without_codes_of_the_terminal(self) -> None:
+        error = ImportError("Could not import \x1b[1mmodel\x1b[0m.")
+        error.__cause__ = OSError("The library is missing.")
+        assert describe_failure(error) == (
+            "ImportError: Could not import model, because of OSError: The library is missing"
+        )
+
+
+@no_gpu
+class TestDataParallel:
+    def test_it_calls_its_model_on_one_gpu(self, rank: SimulatedRank) -> None:
+        model = nn.DataParallel(nn.Linear(4, 2).cuda(), device_ids=[0])
+        assert model(torch.rand(3, 4)).shape == (3, 2)
+        assert model(torch.rand(3, 4)).is_cuda
+
+    def test_several_gpus_are_refused_with_a_remedy(self, rank: SimulatedRank) -> None:
+        with pytest.raises(WorldError, match="--nproc-per-node 1 gives the program a single GPU"):
+            nn.DataParallel(nn.Linear(4, 2).cuda())
+
+
+@no_gpu
+class TestKnownValues:
+    def test_random_states_that_ranks_share_can_be_restored(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        generator = torch.Generator().manual_seed(3)
+        before = generator.get_state()
+        state = before.to("cuda")
+        dist.broadcast(state, 0)
+        generator.set_state(state.cpu())
+        assert torch.equal(generator.get_state(), before)
+
+    def test_inference_mode_makes_views_of_tensors_from_outside(self, rank: SimulatedRank) -> None:
+        labels, weight = torch.rand(8, device="cuda"), nn.Linear(4, 4).cuda().weight
+        with torch.inference_mode():
+            assert labels[None].shape == (1, 8)
+            assert not (weight.t() * 2).requires_grad
+        assert torch.is_grad_enabled()
+
+    def test_tensors_move_off_the_meta_device_in_compiled_graphs(self, rank: SimulatedRank) -> None:
+        moved = torch.ops.prims.device_put.default(
+            torch.ones(2, device="meta"), torch.device("cuda")
+        )
+        assert moved.is_cuda
+
+    def test_small_masks_can_be_indexed(self, rank: SimulatedRank) -> None:
+        mask = torch.tensor([[True, True], [True, False]]).to("cuda")
+        rows = torch.arange(2, device="cuda")[:, None]
+        columns = torch.arange(2, device="cuda")[None]
+        assert mask[rows, columns].shape == (2, 2)
+
+
+class CountingModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor, *, reduces: bool = False) -> dict[str, torch.Tensor]:
+        self.num_calls += 1
+        y = self.linear(x)
+        if reduces:
+            dist.all_reduce(y)
+        return {"logits": y, "loss": y.sum()}
+
+
+@no_gpu
+class TestEvaluations:
+    @pytest.fixture
+    def model(self, rank: SimulatedRank) -> Iterator[CountingModel]:
+        counter = StepCounter(1, on_start=lambda models: None, on_step=lambda: None)
+        with counter.watching():  # what watches module calls
+            yield CountingModel().cuda()
+
+    def test_calls_with_the_same_shapes_are_not_run_again(
+        self, rank: SimulatedRank, model: CountingModel
+    ) -> None:
+        with torch.no_grad():
+            results = [model(torch.rand(3, 4, device="cuda")) for _ in range(10)]
+            assert model.num_calls == 2
+            assert {tuple(result["logits"].shape) for result in results} == {(3, 2)}
+            assert len({id(result["loss"]) for result in results}) == 10
+            model(torch.rand(5, 4, device="cuda"))
+        assert model.num_calls == 3
+        (gap,) = (gap for gap in rank.find_gaps() if gap.place == "evaluation")
+        assert gap.fact.startswith("8 calls of CountingModel without gradients")
+
+    def test_calls_with_gradients_or_other_arguments_are_run(self, model: CountingModel) -> None:
+        for _ in range(5):
+            model.eval()(torch.rand(3, 4, device="cuda"))
+        assert model.num_calls == 5
+
+    def test_calls_that_are_recorded_are_run(
+        self, rank: SimulatedRank, model: CountingModel
+    ) -> None:
+        dist.init_process_group("nccl")
+        with torch.no_grad():
+            for _ in range(5):
+                model(torch.rand(3, 4, device="cuda"), reduces=True)
+            assert model.num_calls == 2
+            rank.evaluations.is_training = True
+            for _ in range(5):
+                model(torch.rand(3, 4, device="cuda"), reduces=True)
+        assert model.num_calls == 7
+
+    def test_writes_to_parameters_are_steps_of_a_program_without_optimizers(
+        self, rank: SimulatedRank
+    ) -> None:
+        model = nn.Linear(4, 2).cuda()
+        counter = StepCounter(2, on_start=lambda models: None, on_step=lambda: None)
+
+        def iterate() -> None:
+            for _ in range(3):  # gradients are accumulated
+                model(torch.rand(3, 4, device="cuda")).sum().backward()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+        with counter.watching():
+            iterate()
+            iterate()
+            with pytest.raises(StepsDone):
+                iterate()
+        assert counter.num_steps == 2
 
 
 @no_gpu

@@ -38,6 +38,8 @@ else:
         "torch.utils._python_dispatch.TorchDispatchMode", "observe the ops of a step"
     )
 
+COPY = find_name("torch.ops.aten._to_copy.default", "keep values known when tensors are moved")
+"""The op behind `tensor.to(…)`, if that changes something."""
 READ_VALUE = find_name(
     "torch.ops.aten._local_scalar_dense.default",
     "handle code that reads the value of a tensor without data",

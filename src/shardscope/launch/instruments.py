@@ -10,6 +10,7 @@ from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -21,12 +22,13 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
 from shardscope.launch.steps import StepsDone
 from shardscope.record import Gap, Recording, merge
-from shardscope.shard.audit.audit import audit
+from shardscope.shard.audit.audit import audit_models
 from shardscope.shard.coverage.coverage import coverage
 from shardscope.shard.memory.memory import ObservedSteps
 from shardscope.world import current_world
 
 Models = nn.Module | dict[str, nn.Module]
+_REFUSED_BY_STEPS = "mixed-meshes"  # the rule about parameters that clipping or a step refuses
 
 
 class Instrument(Protocol):
@@ -86,7 +88,7 @@ class AuditInstrument:
         try:
             if not models:
                 raise ValueError("what the program trains is not called as a module")
-            self._recording = audit(models[0])
+            self._recording = audit_models(find_models(models))
         except Exception as error:  # noqa: BLE001 - an audit must not end the program
             rank, size = read_identity()
             gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
@@ -95,7 +97,10 @@ class AuditInstrument:
         self.is_done = True
 
     def end_step(self) -> None:
-        """Nothing is left to observe."""
+        """Drop what the audit expects to fail, and what has not: the step was run."""
+        if self._recording is not None:
+            findings = (f for f in self._recording.findings if f.rule != _REFUSED_BY_STEPS)
+            self._recording = replace(self._recording, findings=tuple(findings))
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """The audit."""

@@ -45,7 +45,7 @@ class StepCounter:
         *,
         on_start: Callable[[list[nn.Module]], None],
         on_step: Callable[[], None],
-        on_refusal: Callable[[], None],
+        on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_steps = 0
         self.num_calls = 0  # of models
@@ -130,16 +130,25 @@ class StepCounter:
 
     def _find_pending(self) -> list[Any]:
         """The optimizers of the program's models that have not stepped in this step."""
-        optimizers = [
+        if not self._find_waiting():
+            return []
+        gc.collect()  # models and optimizers that the program has dropped
+        trained = {
+            id(parameter)
+            for module in _find_objects(nn.Module)
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        }
+        return [
+            optimizer for optimizer in self._find_waiting() if trained & _parameter_ids(optimizer)
+        ]
+
+    def _find_waiting(self) -> list[Any]:
+        return [
             optimizer
             for optimizer in _find_objects(Optimizer)
             if id(optimizer) not in self._idle and not self._stepped & _parameter_ids(optimizer)
         ]
-        if not optimizers:
-            return []
-        modules = _find_objects(nn.Module)
-        trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
-        return [optimizer for optimizer in optimizers if trained & _parameter_ids(optimizer)]
 
     def _count(self) -> None:
         self._has_stepped = False

@@ -20,7 +20,7 @@ from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
 from shardscope._torch.cuda.tensor_memory import answer_about_memory, mark_pinned
-from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
+from shardscope._torch.dispatch import COPY, disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.tree import leaves
@@ -28,7 +28,6 @@ from shardscope._torch.tree import leaves
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
 _TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
 _RECOMPILE = "recompile a function for tensors on another simulated device"
 _GuardManager = find_name("torch._dynamo.guards.GuardManagerWrapper", _RECOMPILE)
@@ -302,11 +301,17 @@ class _Factory:
     def __init__(self, make: Callable[..., Any]) -> None:
         functools.update_wrapper(self, make)
         self._make = make
+        self._reads_values = make in (torch.tensor, torch.as_tensor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _with_device(kwargs)
         if kwargs.pop("pin_memory", False):
             return mark_pinned(self(*args, **kwargs))
+        if self._reads_values:
+            if args and isinstance(args[0], list | tuple):
+                args = _read_values(args[0]), *args[1:]
+            if str(kwargs.get("device")) == "cuda":  # torch would take the first GPU
+                kwargs["device"] = torch.device("cuda", current_index())
         device = kwargs.get("device")
         is_traced = torch.compiler.is_dynamo_compiling()
         if self.mode is None or device is None or is_traced or has_modes():
@@ -319,6 +324,14 @@ class _Factory:
 
     def __hash__(self) -> int:
         return hash(self._make)
+
+
+def _read_values(values: Any) -> Any:
+    """Nested lists in which tensors without data are replaced by the values that they read as."""
+    if isinstance(values, list | tuple):
+        return [_read_values(value) for value in values]
+    is_scalar = isinstance(values, FakeTensor) and values.numel() == 1
+    return values.item() if is_scalar else values
 
 
 @contextmanager
@@ -412,7 +425,7 @@ def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any
     device = next((device for device in devices if device.type == "cuda"), None)
     if device is None or result.device.type != "cpu":
         return result
-    copy = dispatch(_COPY, (), (result,), {"device": device})
+    copy = dispatch(COPY, (), (result,), {"device": device})
     copy.constant = result.constant
     copy.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copy)
     return copy
