@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -182,26 +183,31 @@ def test_lightning_runs() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence"),
-    [
-        ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
-        (
-            "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
-            "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
-        ),
-        ("print('nothing to do')", "ended without calling a model"),
-        ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
-        ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
-        ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
-    ],
+FAILURES = (
+    ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 4)."),
+    (
+        "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
+        "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
+    ),
+    ("print('nothing to do')", "ended without calling a model"),
+    ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
+    ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
+    ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
 )
-def test_a_failure_is_a_sentence(code: str, sentence: str) -> None:
-    Path("program.py").write_text(f"import torch\n{code}\n")
-    result = run("program.py", steps=1)
+
+
+def test_a_failure_is_a_sentence() -> None:
+    branches = [
+        f"if os.environ['RANK'] == '{rank}':\n{indent(code, '    ')}"
+        for rank, (code, _) in enumerate(FAILURES)
+    ]
+    Path("program.py").write_text("\n".join(("import os", "import torch", *branches)))
+    result = run("program.py", steps=1, num_per_node=len(FAILURES), ranks="all")
     assert not result.has_recording
-    (failure,) = {text for text in result.failures if sentence in text}
-    assert failure.startswith("Rank 0 ")
+    assert len(result.failures) == len(FAILURES)
+    for rank, (_, sentence) in enumerate(FAILURES):
+        (failure,) = (text for text in result.failures if text.startswith(f"Rank {rank} "))
+        assert sentence in failure
     assert [file.name for file in Path().iterdir()] == ["program.py"]
 
 

@@ -43,7 +43,7 @@ _END_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 2) - 2  # programs us
 _NO_WRITES = (
     "In a simulation, code that is not Python may write to the folder for temporary files only."
 )
-_ONE_STEP = (
+_UNOBSERVED = (
     "ended after its first step. It does not call what it trains as a module, so that only later "
     "steps can be observed. Give it at least two more steps to take."
 )
@@ -150,7 +150,7 @@ class ProgramRun:
 
     @property
     def _is_done(self) -> bool:
-        """Whether the program was told to end; what it does then is no failure."""
+        """Whether the program was asked to end; what it does then is no failure."""
         return self._counter.is_done or self._instrument.is_done
 
     def _start(self, models: list[nn.Module]) -> None:
@@ -183,7 +183,7 @@ class ProgramRun:
         if self._is_done:
             failure = error = None
         elif self._counter.num_steps and not self._counter.has_started and error is None:
-            failure = failure or _ONE_STEP
+            failure = failure or _UNOBSERVED
         recording = self._instrument.stop(error)
         if recording is not None and self._rank is not None:
             recording = replace(recording, gaps=(*recording.gaps, *self._rank.find_gaps()))

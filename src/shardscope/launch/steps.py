@@ -50,7 +50,7 @@ class StepCounter:
         self.num_steps = 0
         self.num_calls = 0  # of models
         self.has_started = False
-        self.is_done = False  # the program was told to end
+        self.is_done = False  # the program was asked to end
         self._limit = limit
         self._on_start = on_start
         self._on_step = on_step
@@ -91,7 +91,7 @@ class StepCounter:
         self._leave()
 
     def end(self) -> NoReturn:
-        """Tell the program to end."""
+        """Ask the program to end."""
         self.is_done = True
         raise StepsDone
 
