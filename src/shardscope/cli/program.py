@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from shardscope.cli.console import exit_code, print_line, show_progress
+from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
@@ -62,7 +62,9 @@ _OPTIONS = {
     ),
 }
 """The options that describe the cluster of a program, by the names of their parameters."""
+
 ProgramRenderer = Callable[[Recording], Sequence[RenderableType]]
+"""What a command prints of the recording that it made of a program."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class LaunchedProgram:
         return print_failures(result) or code
 
     def suggest_next(self, recording: Recording, path: str) -> str:
-        """The command that is most useful after a run."""
+        """The command that is most useful after a run whose recording was saved as `path`."""
         if any(map(_is_too_large, recording.memory)):
             return f"shardscope show {path} --view memory"
         if any(explanation.break_sites for explanation in recording.explanations):
@@ -137,6 +139,7 @@ class LaunchedProgram:
         return f"shardscope report {path}"
 
     def _command(self, verb: str) -> str:
+        """The command line that runs the program on the same cluster with another verb."""
         defaults = LaunchedProgram(self.program)
         words = [
             word
@@ -153,7 +156,7 @@ def _is_too_large(profile: MemoryProfile) -> bool:
 
 
 def print_failures(result: RunResult) -> int:
-    """Print why ranks failed; the exit code is 2 if any did."""
+    """Print why ranks failed. Returns the exit code: 2 if any did, else 0."""
     for failure in result.failures:
         click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
     return 2 if result.failures else 0
@@ -251,8 +254,3 @@ def _find_option(ctx: click.Context, names: Iterable[str]) -> str | None:
 
 def _name_option(ctx: click.Context, name: str) -> str:
     return next(option.opts[-1] for option in ctx.command.params if option.name == name)
-
-
-def print_next(program: LaunchedProgram, recording: Recording, destination: Destination) -> None:
-    """Print the command that is most useful now, on the last line."""
-    print_line(f"next: {program.suggest_next(recording, str(destination.path))}")
