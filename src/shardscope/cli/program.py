@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from shardscope.cli.console import exit_code, print_line, show_progress
+from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
@@ -62,7 +62,9 @@ _OPTIONS = {
     ),
 }
 """The options that describe the cluster of a program, by the names of their parameters."""
+
 ProgramRenderer = Callable[[Recording], Sequence[RenderableType]]
+"""What a command prints of the recording that it made of a program."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class LaunchedProgram:
         return print_failures(result) or code
 
     def suggest_next(self, recording: Recording, path: str) -> str:
-        """The command that is most useful after a run."""
+        """The command that is most useful after a run whose recording was saved as `path`."""
         if any(map(_is_too_large, recording.memory)):
             return f"shardscope show {path} --view memory"
         if any(explanation.break_sites for explanation in recording.explanations):
@@ -145,6 +147,7 @@ class LaunchedProgram:
         return f"shardscope report {path}"
 
     def _command(self, verb: str) -> str:
+        """The command line that runs the program on the same cluster with another verb."""
         defaults = LaunchedProgram(self.program)
         words = [
             word
@@ -163,7 +166,7 @@ def _is_too_large(profile: MemoryProfile) -> bool:
 def print_failures(result: RunResult) -> int:
     """Print why ranks failed, and what they printed if that was not shown.
 
-    The exit code is 2 if any failed, or that of a signal that has interrupted the run.
+    Returns the exit code: 2 if any failed, or that of a signal that has interrupted the run.
     """
     for output in result.hidden_outputs:
         click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
@@ -273,8 +276,3 @@ def _find_option(ctx: click.Context, names: Iterable[str]) -> str | None:
 
 def _name_option(ctx: click.Context, name: str) -> str:
     return next(option.opts[-1] for option in ctx.command.params if option.name == name)
-
-
-def print_next(program: LaunchedProgram, recording: Recording, destination: Destination) -> None:
-    """Print the command that is most useful now, on the last line."""
-    print_line(f"next: {program.suggest_next(recording, str(destination.path))}")
