@@ -21,7 +21,7 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
-from shardscope.launch.api import GPU_NAMES, RunResult, run_until_interrupted
+from shardscope.launch.api import CHECKPOINTS, GPU_NAMES, RunResult, run_until_interrupted
 from shardscope.launch.program import Program
 from shardscope.launch.request import Busy, Event, JobEnded, StepsEnded
 from shardscope.record import MemoryProfile, Recording, Severity
@@ -53,6 +53,13 @@ _OPTIONS = {
         show_default=True,
         help="Training steps after which the program is ended.",
     ),
+    "checkpoints": click.option(
+        "--checkpoints",
+        type=click.Choice(CHECKPOINTS),
+        default=CHECKPOINTS[0],
+        show_default=True,
+        help="Write the program's checkpoints to a scratch folder, or skip them.",
+    ),
     "gpu": click.option(
         "--gpu",
         type=click.Choice(GPU_NAMES),
@@ -77,6 +84,7 @@ class LaunchedProgram:
     ranks: str = "0"
     steps: int = 2
     gpu: str = GPU_NAMES[0]
+    checkpoints: str = CHECKPOINTS[0]
 
     @property
     def name(self) -> str:
@@ -107,6 +115,7 @@ class LaunchedProgram:
                 steps=self.steps,
                 gpu=self.gpu,
                 is_module=self.program.is_module,
+                checkpoints=self.checkpoints,
                 data=data,
                 real=real,
                 on_event=on_event,
