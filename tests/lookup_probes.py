@@ -461,13 +461,13 @@ def caches_can_be_cleared() -> bool:
 
 
 def nested_values_are_flattened() -> bool:
-    leaves, spec = tree.flatten({"a": 1, "b": (2,)})
+    leaves, spec = tree.pytree_flatten({"a": 1, "b": (2,)})
     paths = [leaf for _, leaf in tree.leaves_with_path({"a": 1, "b": (2,)})]
     return (
         leaves == [1, 2]
-        and tree.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
+        and tree.pytree_unflatten(leaves, spec) == {"a": 1, "b": (2,)}
         and paths == [1, 2]
-        and tree.flatten_as({"b": 2, "a": 1}, tree.flatten({"a": 1, "b": 2})[1]) == [1, 2]
+        and tree.flatten_as({"b": 2, "a": 1}, tree.pytree_flatten({"a": 1, "b": 2})[1]) == [1, 2]
     )
 
 

@@ -250,6 +250,11 @@ def test_processes_that_the_program_leaves_behind_are_ended() -> None:
         ({"ranks": "8"}, "--ranks names 8, but the cluster has ranks 0 to 7."),
         ({"ranks": "first"}, "--ranks is 'first'. Give ranks and spans such as 0,8-15"),
         ({"gpu": "v100"}, "The GPU 'v100' is not known. Choose one of h200, h100, a100, b200."),
+        (
+            {"real": True, "checkpoints": "skip"},
+            "Checkpoints of real ranks cannot be skipped: these write their own files.",
+        ),
+        ({"checkpoints": "keep"}, "checkpoints is 'keep'. Choose 'scratch' or 'skip'."),
         ({"steps": 0}, "The number of steps is 0. Give at least 1."),
         ({"real": True, "num_nodes": 2}, "need a torchrun on each of them"),
         ({"data": True, "num_nodes": 4}, "With --data all 32 ranks would run at once on this"),

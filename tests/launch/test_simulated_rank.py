@@ -402,3 +402,14 @@ class TestFiles:
             assert torch.load(work / "state.pt") == {"step": 1}
         assert sorted(os.listdir(work)) == ["config.txt", "old.txt"]
         assert (work / "config.txt").read_text() == "original"
+
+    def test_checkpoints_are_skipped_if_the_user_asks_for_it(self, tmp_path: Path) -> None:
+        request = make_request(tmp_path / "scratch", skips_checkpoints=True)
+        simulated = SimulatedRank(request, Job(rank=0, instrument="trace"))
+        with simulated.entered():
+            torch.save({"step": 1}, tmp_path / "state.pt")
+            torch.distributed.checkpoint.save({"weight": torch.ones(2)}, checkpoint_id="folder")
+            assert os.path.getsize(tmp_path / "state.pt") == 0
+            assert not os.path.exists("folder")
+        assert not (tmp_path / "state.pt").exists()
+        assert list(simulated.find_gaps()) == []

@@ -16,12 +16,12 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from shardscope.cli.console import exit_code, print_line, show_progress
+from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
-from shardscope.launch.api import GPU_NAMES, RunResult, run_until_interrupted
+from shardscope.launch.api import CHECKPOINTS, GPU_NAMES, RunResult, run_until_interrupted
 from shardscope.launch.program import Program
 from shardscope.launch.request import Busy, Event, JobEnded, StepsEnded
 from shardscope.record import MemoryProfile, Recording, Severity
@@ -53,6 +53,13 @@ _OPTIONS = {
         show_default=True,
         help="Training steps after which the program is ended.",
     ),
+    "checkpoints": click.option(
+        "--checkpoints",
+        type=click.Choice(CHECKPOINTS),
+        default=CHECKPOINTS[0],
+        show_default=True,
+        help="Write the program's checkpoints to a scratch folder, or skip them.",
+    ),
     "gpu": click.option(
         "--gpu",
         type=click.Choice(GPU_NAMES),
@@ -62,7 +69,9 @@ _OPTIONS = {
     ),
 }
 """The options that describe the cluster of a program, by the names of their parameters."""
+
 ProgramRenderer = Callable[[Recording], Sequence[RenderableType]]
+"""What a command prints of the recording that it made of a program."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class LaunchedProgram:
     ranks: str = "0"
     steps: int = 2
     gpu: str = GPU_NAMES[0]
+    checkpoints: str = CHECKPOINTS[0]
 
     @property
     def name(self) -> str:
@@ -105,6 +115,7 @@ class LaunchedProgram:
                 steps=self.steps,
                 gpu=self.gpu,
                 is_module=self.program.is_module,
+                checkpoints=self.checkpoints,
                 data=data,
                 real=real,
                 on_event=on_event,
@@ -135,7 +146,7 @@ class LaunchedProgram:
         return print_failures(result) or code
 
     def suggest_next(self, recording: Recording, path: str) -> str:
-        """The command that is most useful after a run."""
+        """The command that is most useful after a run whose recording was saved as `path`."""
         if any(map(_is_too_large, recording.memory)):
             return f"shardscope show {path} --view memory"
         if any(explanation.break_sites for explanation in recording.explanations):
@@ -145,6 +156,7 @@ class LaunchedProgram:
         return f"shardscope report {path}"
 
     def _command(self, verb: str) -> str:
+        """The command line that runs the program on the same cluster with another verb."""
         defaults = LaunchedProgram(self.program)
         words = [
             word
@@ -163,7 +175,7 @@ def _is_too_large(profile: MemoryProfile) -> bool:
 def print_failures(result: RunResult) -> int:
     """Print why ranks failed, and what they printed if that was not shown.
 
-    The exit code is 2 if any failed, or that of a signal that has interrupted the run.
+    Returns the exit code: 2 if any failed, or that of a signal that has interrupted the run.
     """
     for output in result.hidden_outputs:
         click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
@@ -273,8 +285,3 @@ def _find_option(ctx: click.Context, names: Iterable[str]) -> str | None:
 
 def _name_option(ctx: click.Context, name: str) -> str:
     return next(option.opts[-1] for option in ctx.command.params if option.name == name)
-
-
-def print_next(program: LaunchedProgram, recording: Recording, destination: Destination) -> None:
-    """Print the command that is most useful now, on the last line."""
-    print_line(f"next: {program.suggest_next(recording, str(destination.path))}")

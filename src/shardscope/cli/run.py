@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from shardscope.cli.console import exit_code
+from shardscope.cli.console import exit_code, print_line
 from shardscope.cli.destination import Destination
 from shardscope.cli.program import (
     LaunchedProgram,
     cluster_options,
     print_failures,
-    print_next,
     read_program,
 )
 from shardscope.cli.shared_options import by_option, force_option, output_option, strict_option
@@ -36,7 +35,7 @@ from shardscope.report.text.summary import View, render_summary
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu")
+@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu", "checkpoints")
 @click.option(
     "--data",
     is_flag=True,
@@ -77,7 +76,7 @@ def command(
     if result.has_recording:
         recording = review(result.recording)
         destination.finish(recording, render_summary(recording, by=by))
-        print_next(launched, recording, destination)
+        print_line(f"next: {launched.suggest_next(recording, str(destination.path))}")
         code = exit_code(recording, is_strict=strict)
     code = print_failures(result) or code
     sys.stderr.flush()

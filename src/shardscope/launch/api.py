@@ -29,6 +29,7 @@ INSTRUMENTS = ("audit", "explain", "memory", "trace")
 """What `run` can observe."""
 _ALONE = "memory"  # compiled functions run eagerly for it, so that it has a process of its own
 ROLES = "roles"
+CHECKPOINTS = ("scratch", "skip")
 GPU_NAMES = ("h200", "h100", "a100", "b200")
 PATIENCE_SECONDS = 60  # in which a process hardly uses the processor, until it counts as waiting
 MAX_DATA_RANKS = 16
@@ -115,6 +116,7 @@ def run(
     steps: int = 2,
     gpu: str = "h200",
     is_module: bool = False,
+    checkpoints: str = "scratch",
     data: bool = False,
     real: bool = False,
     instruments: Iterable[str] = INSTRUMENTS,
@@ -136,6 +138,8 @@ def run(
         steps: The number of training steps after which the program is ended.
         gpu: The GPU of the nodes: h200, h100, a100 or b200.
         is_module: Whether `script` is a module's name, as for `python -m`.
+        checkpoints: "scratch" lets the program write checkpoints to a folder that is removed after
+            the run, those of tensors without data excepted; "skip" writes none.
         data: Compute with real numbers: all ranks run at once as processes of this machine, with
             gloo, and its CPU in place of the GPUs. Memory is not estimated then.
         real: Run real ranks with torchrun on this machine instead, and trace them.
@@ -155,6 +159,7 @@ def run(
         steps=steps,
         gpu=gpu,
         is_module=is_module,
+        checkpoints=checkpoints,
         data=data,
         real=real,
         instruments=instruments,
@@ -174,6 +179,7 @@ def run_until_interrupted(
     steps: int,
     gpu: str,
     is_module: bool,
+    checkpoints: str,
     data: bool,
     real: bool,
     on_event: OnEvent,
@@ -184,6 +190,13 @@ def run_until_interrupted(
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
     _check(cluster, gpu=gpu, steps=steps, data=data, real=real)
+    if checkpoints not in CHECKPOINTS:
+        raise LaunchError(f"checkpoints is {checkpoints!r}. Choose 'scratch' or 'skip'.")
+    if real and checkpoints == "skip":
+        raise LaunchError(
+            "Checkpoints of real ranks cannot be skipped: these write their own files. Leave the "
+            "option out, or run without --real."
+        )
     names = tuple(instruments)
     is_everywhere = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
@@ -206,6 +219,7 @@ def run_until_interrupted(
             num_parallel=cluster.size if data else os.cpu_count() or 1,
             patience_s=PATIENCE_SECONDS,
             has_data=data,
+            skips_checkpoints=checkpoints == "skip",
         )
         if real:
             ended = _run_torchrun(request, interruption)

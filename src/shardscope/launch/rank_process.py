@@ -269,6 +269,7 @@ class SimulatedRank:
         self._scratch = str(Path(request.scratch, job.stem))
         self._unchanged = request.scratch
         self._mail = str(Path(request.scratch, MAIL))
+        self._skips_checkpoints = request.skips_checkpoints
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
         self._kernels: Counter[tuple[str, str]] = Counter()
@@ -293,7 +294,7 @@ class SimulatedRank:
                 on_kernel=self._note_kernel,
             ),
             launched_in_place(self._rank % self._cluster.num_per_node),
-            skipped_checkpoints(self._note_skip),
+            skipped_checkpoints(self._note_skip, is_everything_skipped=self._skips_checkpoints),
             loaded_with_data(),
             self.evaluations.repeated(),
             ScratchFiles(self._scratch, unchanged=self._unchanged).redirected(),
@@ -333,7 +334,8 @@ class SimulatedRank:
         self._kernels[name_running_line("kernels"), name] += 1
 
     def _note_skip(self, what: str) -> None:
-        self._skips[name_running_line("checkpoints"), what] += 1
+        if not self._skips_checkpoints:  # otherwise the user knows
+            self._skips[name_running_line("checkpoints"), what] += 1
 
 
 def explain_join(joined: tuple[int, int], started: tuple[int, int]) -> Iterator[Gap]:

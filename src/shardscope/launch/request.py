@@ -34,7 +34,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
     counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
-    jobs are all ranks of the cluster and run at once, on data.
+    jobs are all ranks of the cluster and run at once, on data. With `skips_checkpoints`, no
+    checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -50,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_shown: bool = True
     patience_s: float = 60
     has_data: bool = False
+    skips_checkpoints: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

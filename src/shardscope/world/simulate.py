@@ -36,7 +36,6 @@ from shardscope._torch.process_groups.host_data import (
     OnRead,
     inference_as_no_grad,
     modes_in_threads,
-    unshared_fakes,
 )
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
@@ -312,7 +311,6 @@ def launched_rank(
         stack.enter_context(_noted_meshes(world))
         stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
         stack.enter_context(inference_as_no_grad())
-        stack.enter_context(unshared_fakes())
         world._drop_data(HostData(on_read))
         stack.enter_context(skipped_triton_kernels(on_kernel))
         with _as_current(world):

@@ -15,9 +15,23 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from shardscope._torch.cuda import host as gpus
 from shardscope._torch.cuda import memory_statistics as memory
-from shardscope._torch.cuda.host import host, measure, read_index
+from shardscope._torch.cuda.host import (
+    DEFAULT_STREAM,
+    Event,
+    OnDevice,
+    Stream,
+    answer_measurement,
+    current_index,
+    current_stream,
+    host,
+    note_use,
+    num_devices,
+    on_stream,
+    read_index,
+    set_device,
+    set_stream,
+)
 from shardscope.errors import WorldError
 
 
@@ -71,7 +85,7 @@ def _own(note: str = "torch's own code") -> Call:
 
 def _unknown(name: str) -> Call:
     def call(*_: Any, **__: Any) -> float:
-        return measure(name)
+        return answer_measurement(name)
 
     return Call(Kind.UNKNOWN, "nothing is measured on a simulated GPU", call)
 
@@ -102,7 +116,7 @@ def _check_error(code: int) -> None:
 
 
 def _generator(device: Any = None) -> torch.Generator:
-    gpus.note_use()
+    note_use()
     generator: torch.Generator = torch.cuda.default_generators[read_index(device)]
     return generator
 
@@ -121,7 +135,7 @@ def _seed_all(seed: int | None = None) -> None:
 
 
 def _properties(device: Any = None) -> Any:
-    gpus.note_use()
+    note_use()
     return host.gpu.at(read_index(device))
 
 
@@ -167,10 +181,10 @@ _STORAGES = tuple(
 _CUDA: dict[str, Call] = {
     # Devices
     "can_device_access_peer": _answered("True", lambda device, peer_device: True),
-    "current_device": _answered("the current index", gpus.current_index),
-    "device": _answered("makes a device current", gpus.OnDevice),
-    "device_count": _answered("`--nproc-per-node`, or 8", gpus.num_devices),
-    "device_of": _answered("makes a tensor's device current", gpus.OnDevice),
+    "current_device": _answered("the current index", current_index),
+    "device": _answered("makes a device current", OnDevice),
+    "device_count": _answered("`--nproc-per-node`, or 8", num_devices),
+    "device_of": _answered("makes a tensor's device current", OnDevice),
     "get_arch_list": _answered(
         "that of the GPU", lambda: [f"sm_{host.gpu.major}{host.gpu.minor}"]
     ),
@@ -182,27 +196,27 @@ _CUDA: dict[str, Call] = {
         "those of the GPU; its UUID and its place on the bus are made from its index", _properties
     ),
     "get_gencode_flags": _own("for the GPU's architecture"),
-    "init": _answered("notes that the program uses a GPU", gpus.note_use),
+    "init": _answered("notes that the program uses a GPU", note_use),
     "ipc_collect": _NOTHING,
     "is_available": _answered("True", lambda: True),
     "is_bf16_supported": _answered("True", lambda including_emulation=True: True),
     "is_initialized": _answered("whether a GPU was used", lambda: host.is_initialized),
     "is_tf32_supported": _answered("True", lambda: True),
-    "set_device": _answered("makes a device current", gpus.set_device),
+    "set_device": _answered("makes a device current", set_device),
     "synchronize": _NOTHING,
     "_sleep": _NOTHING,
     "_lazy_init": _answered("refuses tensors with data on a GPU", refuse_data),
     # Streams and events
-    "Event": _answered("always complete; `elapsed_time` is nan, with a gap", gpus.Event),
+    "Event": _answered("always complete; `elapsed_time` is nan, with a gap", Event),
     "ExternalStream": _REFUSED,
-    "Stream": _answered("orders nothing", gpus.Stream),
-    "StreamContext": _answered("makes a stream current", gpus.on_stream),
-    "current_stream": _answered("the current stream", gpus.current_stream),
-    "default_stream": _answered("a stream", lambda device=None: gpus.DEFAULT_STREAM),
+    "Stream": _answered("orders nothing", Stream),
+    "StreamContext": _answered("makes a stream current", on_stream),
+    "current_stream": _answered("the current stream", current_stream),
+    "default_stream": _answered("a stream", lambda device=None: DEFAULT_STREAM),
     "get_stream_from_external": _REFUSED,
     "is_current_stream_capturing": _answered("False", lambda: False),
-    "set_stream": _answered("makes a stream current", gpus.set_stream),
-    "stream": _answered("makes a stream current", gpus.on_stream),
+    "set_stream": _answered("makes a stream current", set_stream),
+    "stream": _answered("makes a stream current", on_stream),
     "get_sync_debug_mode": _answered("as it was set", lambda: host.sync_debug_mode),
     "set_sync_debug_mode": _answered("remembered; nothing waits", _set_sync_debug_mode),
     # Memory
@@ -249,7 +263,7 @@ _CUDA: dict[str, Call] = {
     "default_generators": _own("one for each GPU"),
     "get_rng_state": _answered("the seed", lambda device="cuda": _generator(device).get_state()),
     "get_rng_state_all": _answered(
-        "the seeds", lambda: [each.get_state() for each in torch.cuda.default_generators]
+        "the seeds", lambda: [generator.get_state() for generator in torch.cuda.default_generators]
     ),
     "initial_seed": _answered("the seed", lambda: _generator().initial_seed()),
     "manual_seed": _answered("sets the seed", lambda seed: _generator().manual_seed(int(seed))),

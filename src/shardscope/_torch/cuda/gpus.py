@@ -17,7 +17,7 @@ class _NoPropertyError(WorldError, AttributeError):
 class GpuProperties(SimpleNamespace):
     """The result of `torch.cuda.get_device_properties`.
 
-    What tells the GPUs of a host apart, `uuid` and `pci_bus_id`, is made from their index.
+    `uuid` and `pci_bus_id`, which differ between the GPUs of a host, are made from the index.
     """
 
     name: str

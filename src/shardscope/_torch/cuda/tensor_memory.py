@@ -36,8 +36,8 @@ def answer_about_memory(stack: ExitStack) -> None:
     read_address = torch.UntypedStorage.data_ptr
 
     def data_ptr(storage: Any) -> int:
-        is_empty = storage.device.type == "meta"  # that of a tensor without data
-        return addresses.find_storage(storage) if is_empty else int(read_address(storage))
+        has_data = storage.device.type != "meta"
+        return int(read_address(storage)) if has_data else addresses.find_storage(storage)
 
     replace_attribute(stack, torch.UntypedStorage, "data_ptr", data_ptr)
     replace("pin_memory", lambda tensor, *_, **__: mark_pinned(tensor))

@@ -73,7 +73,7 @@ def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
     return 1.0 if dtype.is_floating_point else 1
 
 
-_watched: dict[StorageWeakRef, Callable[[], None]] = {}  # storages, and whom to tell of writes
+_watched: dict[StorageWeakRef, Callable[[], None]] = {}  # by storage, what is called after writes
 
 
 @contextmanager
@@ -115,23 +115,6 @@ def inference_as_no_grad() -> Iterator[None]:
         yield
     finally:
         inference_mode.__enter__, inference_mode.__exit__ = enter, leave
-
-
-@contextmanager
-def unshared_fakes() -> Iterator[None]:
-    """Make `share_memory_` return fake tensors unchanged, which have no memory to share."""
-    share = torch.Tensor.share_memory_
-
-    @functools.wraps(share)
-    def share_memory(tensor: torch.Tensor) -> Any:
-        return tensor if isinstance(tensor, FakeTensor) else share(tensor)
-
-    tensor_class: Any = torch.Tensor
-    tensor_class.share_memory_ = share_memory
-    try:
-        yield
-    finally:
-        tensor_class.share_memory_ = share
 
 
 @final

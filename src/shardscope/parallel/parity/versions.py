@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
@@ -371,7 +371,7 @@ class PartitionedVersion:
         """The paths of the program's outputs in the model's output; None for the loss."""
         spec = self.program.source.module_call_graph[0].signature.out_spec
         placeholders = [torch.empty(0) for _ in range(spec.num_leaves)]
-        output = unflatten(placeholders, spec)
+        output = pytree_unflatten(placeholders, spec)
         if not isinstance(self.user_model, ExportedProgram):
             output = output[1]
         names = {id(tensor): name for name, tensor in named_tensors(output)}
@@ -384,7 +384,7 @@ class PartitionedVersion:
         constants = self.program.source.constants.items()
         state = {name: variant.convert(value) for name, value in constants}
         state |= dict(named_buffers(model)) | dict(named_parameters(model))
-        inputs_in_order = iter(flatten(_arguments(inputs))[0])
+        inputs_in_order = iter(pytree_flatten(_arguments(inputs))[0])
         return [
             next(inputs_in_order) if role.kind == "input" else state[role.name]
             for _, role in self.program.graph.inputs

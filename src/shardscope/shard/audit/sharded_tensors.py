@@ -146,7 +146,7 @@ class ModelInventory:
         self._has_annotations = any(entry.record.is_annotated for entry in self.tensors)
         self._report_untyped()
 
-    def is_known(self, entry: TensorEntry) -> bool:
+    def is_layout_known(self, entry: TensorEntry) -> bool:
         """Whether it is known how a tensor is distributed.
 
         Not for a tensor whose spmd_types annotation is V (varying), nor for one without
@@ -160,7 +160,7 @@ class ModelInventory:
         """Report what the annotations of spmd_types leave unknown."""
         for entry in self.tensors:
             kind = "buffer" if entry.record.is_buffer else "parameter"
-            if not entry.is_placed and not self.is_known(entry):
+            if not entry.is_placed and not self.is_layout_known(entry):
                 fact = (
                     f"this {kind} has no spmd_types annotation: whether it is sharded or "
                     "replicated is not known"

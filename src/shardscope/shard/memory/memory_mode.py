@@ -264,10 +264,10 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocation = self._live.find_or_begin(tensor)
             if allocation is not None and op in _EMPTY:
                 allocation.is_buffer = True
-        lasting_bytes = self._cublas_handles.begin(op)
-        if lasting_bytes:
+        handle_bytes = self._cublas_handles.create_for(op)
+        if handle_bytes:
             charged_to = self._phase_tracker.read()._replace(module=NO_MODULE)
-            self.allocation_log.begin(lasting_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
+            self.allocation_log.begin(handle_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
         elif op.namespace == "fsdp":
             self._note_fsdp(args, kwargs)
         num_bytes = workspace_bytes(op, args)
