@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -259,6 +260,19 @@ def a_mode_sees_ops_unless_modes_are_off() -> bool:
         before = list(mode.ops)
         x + 1
     return before == [] and mode.ops == ["aten.add.Tensor"]
+
+
+def a_mode_can_stay_active_on_a_thread() -> bool:
+    mode = OpLog()
+
+    def compute() -> None:
+        dispatch.push_dispatch_mode(mode)
+        torch.ones(1) + 1
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    return mode.ops[-1:] == ["aten.add.Tensor"] and not dispatch.has_modes()
 
 
 def saved_tensors_hooks_can_be_disabled() -> bool:
@@ -562,6 +576,7 @@ PROBES: dict[str, Probe] = {
     "torch._guards.detect_fake_mode": fake_tensors_are_recognised,
     "torch.utils._python_dispatch.TorchDispatchMode": a_mode_sees_ops_unless_modes_are_off,
     "torch.utils._python_dispatch._disable_current_modes": a_mode_sees_ops_unless_modes_are_off,
+    "torch.utils._python_dispatch._push_mode": a_mode_can_stay_active_on_a_thread,
     "torch._ops.HigherOrderOperator": op_kinds_are_recognised,
     "torch._ops.OpOverload": op_kinds_are_recognised,
     "torch._ops.OpOverloadPacket": op_kinds_are_recognised,

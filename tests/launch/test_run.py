@@ -78,20 +78,19 @@ def test_a_gan_in_a_process_of_its_own_runs_two_iterations(
 
 
 def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
-    result = run_program("pipeline", ranks="roles", steps=1)
+    result = run_program("pipeline", ranks="roles", steps=1, instruments=("trace",))
     assert result.failures == ()
     recording = result.recording
-    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3]
-    kinds = count_kinds(recording)
+    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3, 4]
+    kinds = Counter(call.kind for call in recording.collectives if call.rank < 4)
     assert kinds[CollectiveKind.SEND] == kinds[CollectiveKind.RECV] > 0
-    assert len(recording.memory) == 4
 
 
-@pytest.mark.parametrize(("name", "size"), [("portable", 4), ("portable_ddp", 2)])
-def test_records_without_data_with_data_and_of_real_ranks_are_equal(name: str, size: int) -> None:
-    simulated = run_program(name, num_per_node=size, ranks="all", steps=1)
-    computed = run_program(name, num_per_node=size, data=True, steps=1)
-    real = run_program(name, num_per_node=size, real=True, steps=1)
+def test_records_without_data_with_data_and_of_real_ranks_are_equal() -> None:
+    options = {"num_per_node": 4, "steps": 1, "instruments": ("audit", "trace")}
+    simulated = run_program("portable", ranks="all", **options)
+    computed = run_program("portable", data=True, **options)
+    real = run_program("portable", real=True, **options)
     assert simulated.failures == computed.failures == real.failures == ()
     assert simulated.recording.run.is_simulated
     assert not computed.recording.run.is_simulated
@@ -187,14 +186,12 @@ def test_lightning_runs() -> None:
     ("code", "sentence"),
     [
         ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
-        ("import sys; sys.exit(3)", "called sys.exit(3)."),
         (
             "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
             "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
         ),
-        ("print('nothing to do')", "ended without a step of an optimizer"),
+        ("print('nothing to do')", "ended without calling a model"),
         ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
-        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
         ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
         ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
     ],
@@ -247,6 +244,11 @@ def test_processes_that_the_program_leaves_behind_are_ended() -> None:
         ({"ranks": "8"}, "--ranks names 8, but the cluster has ranks 0 to 7."),
         ({"ranks": "first"}, "--ranks is 'first'. Give ranks and spans such as 0,8-15"),
         ({"gpu": "v100"}, "The GPU 'v100' is not known. Choose one of h200, h100, a100, b200."),
+        (
+            {"real": True, "checkpoints": "skip"},
+            "Checkpoints of real ranks cannot be skipped: these write their own files.",
+        ),
+        ({"checkpoints": "keep"}, "checkpoints is 'keep'. Choose 'scratch' or 'skip'."),
         ({"steps": 0}, "The number of steps is 0. Give at least 1."),
         ({"real": True, "num_nodes": 2}, "need a torchrun on each of them"),
         ({"data": True, "num_nodes": 4}, "With --data all 32 ranks would run at once on this"),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
+import sqlite3
+import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardscope.attribution.failures import describe_failure
 from shardscope.errors import WorldError
@@ -100,6 +105,13 @@ class TestValues:
         count = torch.tensor([3], device="cuda")
         dist.all_reduce(count)
         assert count.item() == 24  # the other seven ranks are assumed to have the same
+
+    def test_threads_make_tensors_without_data_too(self, rank: SimulatedRank) -> None:
+        model, results = nn.Linear(4, 4).cuda(), []
+        thread = threading.Thread(target=lambda: results.append(model(torch.ones(2, 4).cuda())))
+        thread.start()
+        thread.join()
+        assert [result.device.type for result in results] == ["cuda"]
 
     def test_a_copied_model_is_independent(self, rank: SimulatedRank) -> None:
         model = nn.Linear(4, 4).cuda()
@@ -293,6 +305,19 @@ class TestCluster:
         dist.init_process_group("gloo")
         assert dist.get_backend() == "gloo"
 
+    def test_stores_answer_without_other_ranks(self, rank: SimulatedRank) -> None:
+        for store in (dist.TCPStore("10.0.0.1", 29500, 8, False), dist.FileStore("store", 8)):
+            store.set("key", "value")
+            assert (store.get("key"), store.add("count", 1)) == (b"value", 1)
+
+    def test_torchrun_and_spawn_run_the_function_of_this_rank(self, rank: SimulatedRank) -> None:
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=4)
+        assert elastic_launch(config, lambda word: word.upper())("ran") == {2: "RAN"}
+        ranks: list[int] = []
+        processes = multiprocessing.spawn(ranks.append, nprocs=4, join=False)
+        assert processes.join()
+        assert ranks == [2]
+
     def test_a_mesh_makes_the_group_and_selects_the_gpu(self, rank: SimulatedRank) -> None:
         mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
         assert list(mesh.get_coordinate() or ()) == [3, 0]
@@ -304,12 +329,12 @@ class TestCluster:
             "the program joined as rank 1 of 2, although it was started as rank 6 of 8"
         ]
 
-    def test_roles_are_the_stages_of_a_pipeline(self) -> None:
+    def test_roles_are_the_last_ranks_of_each_axis(self) -> None:
         run = RunInfo(
             torch_version="", shardscope_version="", world_size=8, ranks=(),
             axes=(Axis(name="pp", size=4), Axis(name="tp", size=2)),
         )  # fmt: skip
-        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0,)
+        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0, 1, 6)
 
 
 class TestFiles:
@@ -330,6 +355,37 @@ class TestFiles:
         with pytest.raises(FileNotFoundError):
             open("missing/file.txt", "w")  # noqa: SIM115
 
+    def test_folders_databases_links_and_archives_are_redirected(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        work = tmp_path / "work"
+        (work / "data" / "deep").mkdir(parents=True)
+        (work / "data" / "deep" / "a.txt").write_text("a")
+        monkeypatch.chdir(work)
+        request = make_request(tmp_path / "scratch")
+        with SimulatedRank(request, Job(rank=0, instrument="trace")).entered():
+            shutil.rmtree("data")
+            assert not os.path.exists("data/deep/a.txt")
+            os.makedirs("runs/first")
+            os.chdir("runs/first")
+            assert os.getcwd() == str(work / "runs" / "first")
+            Path("log.txt").write_text("x")
+            assert Path("../first/log.txt").read_text() == "x"
+            os.chdir("../..")
+            database = sqlite3.connect("runs.db")
+            database.execute("create table losses (loss)")
+            database.close()
+            with tarfile.open("all.tar", "w") as archive:
+                archive.add("runs")
+            os.symlink("runs", "latest")
+            assert os.listdir("latest/first") == ["log.txt"]
+            with pytest.raises(FileExistsError):
+                os.open("all.tar", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with pytest.raises(OSError, match="not empty"):
+                os.rmdir("runs")
+            assert sorted(os.listdir()) == ["all.tar", "latest", "runs", "runs.db"]
+        assert [file.name for file in work.rglob("*")] == ["data", "deep", "a.txt"]
+
     def test_the_users_files_do_not_change(self, tmp_path: Path) -> None:
         work = tmp_path / "work"
         work.mkdir()
@@ -346,3 +402,14 @@ class TestFiles:
             assert torch.load(work / "state.pt") == {"step": 1}
         assert sorted(os.listdir(work)) == ["config.txt", "old.txt"]
         assert (work / "config.txt").read_text() == "original"
+
+    def test_checkpoints_are_skipped_if_the_user_asks_for_it(self, tmp_path: Path) -> None:
+        request = make_request(tmp_path / "scratch", skips_checkpoints=True)
+        simulated = SimulatedRank(request, Job(rank=0, instrument="trace"))
+        with simulated.entered():
+            torch.save({"step": 1}, tmp_path / "state.pt")
+            torch.distributed.checkpoint.save({"weight": torch.ones(2)}, checkpoint_id="folder")
+            assert os.path.getsize(tmp_path / "state.pt") == 0
+            assert not os.path.exists("folder")
+        assert not (tmp_path / "state.pt").exists()
+        assert list(simulated.find_gaps()) == []

@@ -18,10 +18,16 @@ class Counted:
 
     def __init__(self, limit: int = 2) -> None:
         self.models: list[list[str]] = []
-        self.counter = StepCounter(limit, on_start=self._start, on_step=lambda: None)
+        self.num_refusals = 0
+        self.counter = StepCounter(
+            limit, on_start=self._start, on_step=lambda: None, on_refusal=self._refuse
+        )
 
     def _start(self, models: list[nn.Module]) -> None:
         self.models.append([type(model).__name__ for model in models])
+
+    def _refuse(self) -> None:
+        self.num_refusals += 1
 
     def run(self, iterate: Callable[[], None]) -> int:
         """The number of iterations that the program begins before it is ended."""
@@ -57,6 +63,22 @@ def test_optimizers_of_several_models_step_once_in_a_step() -> None:
     assert counted.run(iterate) == 3  # ended by the first call of the third
     assert counted.counter.num_steps == 2
     assert counted.models == [["Linear"]]
+
+
+def test_a_program_that_goes_on_after_its_last_step_is_reported() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def iterate() -> None:
+        sum_of(model).backward()
+        optimizer.step()
+
+    counted = Counted()
+    counted.run(iterate)
+    assert (counted.counter.num_calls, counted.num_refusals) == (3, 0)
+    with counted.counter.watching():
+        sum_of(model)
+    assert (counted.counter.num_calls, counted.num_refusals) == (4, 1)
 
 
 def test_an_optimizer_that_seldom_steps_is_not_waited_for() -> None:

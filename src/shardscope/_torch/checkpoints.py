@@ -34,10 +34,14 @@ OnSkip = Callable[[str], None]
 
 
 @contextmanager
-def skipped_checkpoints(on_skip: OnSkip) -> Iterator[None]:
-    """Write an empty file, or nothing, where the program saves tensors, until the context ends."""
+def skipped_checkpoints(on_skip: OnSkip, *, is_everything_skipped: bool) -> Iterator[None]:
+    """Write an empty file, or nothing, where the program saves tensors, until the context ends.
+
+    `torch.save` writes what has data, unless `is_everything_skipped`.
+    """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch, "save", _skip_file(torch.save, on_skip)))
+        save = _skip_file(torch.save, on_skip, is_always_skipped=is_everything_skipped)
+        stack.enter_context(patch.object(torch, "save", save))
         for module in (checkpoint, state_dict_saver):
             for name in ("save", "save_state_dict", "async_save"):
                 function = getattr(module, name, None)
@@ -134,11 +138,15 @@ def _skip_safetensors(stack: ExitStack, on_skip: OnSkip) -> None:
             stack.enter_context(patch.object(module, name, skip))
 
 
-def _skip_file(save: Callable[..., Any], on_skip: OnSkip) -> Callable[..., None]:
+def _skip_file(
+    save: Callable[..., Any], on_skip: OnSkip, *, is_always_skipped: bool
+) -> Callable[..., None]:
     @functools.wraps(save)
     def skip(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            if isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
+            if is_always_skipped and isinstance(f, str | os.PathLike):
+                _write_empty(f)
+            elif isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
                 with open(f, "wb") as file:
                     save(obj, file, *args, **kwargs)
             else:

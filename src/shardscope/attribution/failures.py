@@ -15,7 +15,8 @@ _MAX_TEXT = 300  # characters of an exception's message
 
 # What torch raises if a tensor without data is asked for its data. Its exceptions are known by
 # name, because they live in private modules.
-_DATA_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException")
+_DATA_ERRORS = ("DataDependentOutputException",)
+_SHAPE_ERROR = "DynamicOutputShapeException"
 _DATA_WORDS = re.compile(
     r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
     r"|its data is not allocated yet"  # C++ that reads a fake tensor
@@ -23,6 +24,11 @@ _DATA_WORDS = re.compile(
 _NO_DATA = (
     "The simulation runs on tensors without data: remove .item() and whatever else reads values, "
     "or run again with --data."
+)
+_NO_SHAPE = (
+    "The shape of the op's result depends on values, and the simulation runs on tensors without "
+    "data: use an op whose shapes do not, such as torch.where(mask, x, 0) for x[mask], or run "
+    "again with --data."
 )
 _TWICE = "The process group already exists when TARGET is called: remove init_process_group()."
 _NO_AXIS = "Give --mesh the axes that parallelize() uses."
@@ -87,7 +93,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 def describe_failure(error: BaseException) -> str:
     """An exception of the user's program in one line, with the user's innermost source line."""
-    place = _find_line(error) or _find_user_code(error)
+    place = find_line(error) or _find_user_code(error)
     inner = _unwrap(error)
     message, cause = _summarize(inner), _find_cause(inner)
     if cause is not None and _read(cause) not in _read(inner):
@@ -99,6 +105,8 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
     """A remedy for the exception if one is known, else an empty string."""
     for link in _chain(error):
         message, kind = _read(link), type(link).__name__
+        if not has_data and kind == _SHAPE_ERROR:
+            return _NO_SHAPE
         remedy = "" if has_data else _suggest_for_kernels(link, message)
         if remedy:
             return remedy
@@ -189,7 +197,8 @@ def _find_user_code(error: BaseException) -> tuple[str, int | None] | None:
     return user_lines[-1] if user_lines else None
 
 
-def _find_line(error: BaseException) -> tuple[str, int | None] | None:
+def find_line(error: BaseException) -> tuple[str, int | None] | None:
+    """The file and line of the user's code in which an exception was raised, if there is one."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -21,9 +21,9 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
-from shardscope.launch.api import GPU_NAMES, RunResult, run
+from shardscope.launch.api import CHECKPOINTS, GPU_NAMES, RunResult, run_until_interrupted
 from shardscope.launch.program import Program
-from shardscope.launch.request import JobEnded
+from shardscope.launch.request import Busy, Event, JobEnded, StepsEnded
 from shardscope.record import MemoryProfile, Recording, Severity
 from shardscope.record.text import sanitize_text
 
@@ -44,7 +44,7 @@ _OPTIONS = {
         default="0",
         show_default=True,
         metavar="RANKS",
-        help="Ranks to run: 0,8-15, all, or roles (a rank for each pipeline stage).",
+        help="Ranks to run: 0,8-15, all, or roles (each pipeline stage, the last of each axis).",
     ),
     "steps": click.option(
         "--steps",
@@ -52,6 +52,13 @@ _OPTIONS = {
         default=2,
         show_default=True,
         help="Training steps after which the program is ended.",
+    ),
+    "checkpoints": click.option(
+        "--checkpoints",
+        type=click.Choice(CHECKPOINTS),
+        default=CHECKPOINTS[0],
+        show_default=True,
+        help="Write the program's checkpoints to a scratch folder, or skip them.",
     ),
     "gpu": click.option(
         "--gpu",
@@ -77,6 +84,7 @@ class LaunchedProgram:
     ranks: str = "0"
     steps: int = 2
     gpu: str = GPU_NAMES[0]
+    checkpoints: str = CHECKPOINTS[0]
 
     @property
     def name(self) -> str:
@@ -84,13 +92,21 @@ class LaunchedProgram:
         return self.program.name
 
     def run(self, *, data: bool = False, real: bool = False, **options: Any) -> RunResult:
-        """Run the program, and show which of its processes have ended."""
+        """Run the program until it ends or is interrupted, and show its progress."""
+        warned: set[int] = set()  # ranks: all their processes run the same program
         with show_progress(f"running {self.program.script}") as report:
 
-            def on_job(ended: JobEnded) -> None:
-                report(f"rank {ended.job.rank}: {ended.job.instrument} has ended")
+            def on_event(event: Event) -> None:
+                rank, instrument = event.job.rank, event.job.instrument
+                if isinstance(event, StepsEnded):
+                    report(f"rank {rank}, {instrument}: step {event.num_steps} of {self.steps}")
+                elif isinstance(event, JobEnded):
+                    report(f"rank {rank}, {instrument}: ended")
+                elif rank not in warned:
+                    warned.add(rank)
+                    click.echo(sanitize_text(_warn_of_computation(event)), err=True)
 
-            return run(
+            return run_until_interrupted(
                 self.program.script,
                 *self.program.args,
                 num_nodes=self.num_nodes,
@@ -99,9 +115,10 @@ class LaunchedProgram:
                 steps=self.steps,
                 gpu=self.gpu,
                 is_module=self.program.is_module,
+                checkpoints=self.checkpoints,
                 data=data,
                 real=real,
-                on_job=on_job,
+                on_event=on_event,
                 **options,
             )
 
@@ -156,10 +173,24 @@ def _is_too_large(profile: MemoryProfile) -> bool:
 
 
 def print_failures(result: RunResult) -> int:
-    """Print why ranks failed. Returns the exit code: 2 if any did, else 0."""
+    """Print why ranks failed, and what they printed if that was not shown.
+
+    Returns the exit code: 2 if any failed, or that of a signal that has interrupted the run.
+    """
+    for output in result.hidden_outputs:
+        click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
     for failure in result.failures:
         click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
+    if result.signal is not None:
+        return 128 + result.signal  # as a shell reports a program that a signal has ended
     return 2 if result.failures else 0
+
+
+def _warn_of_computation(event: Busy) -> str:
+    return (
+        f"shardscope: rank {event.job.rank} has computed for {event.seconds} s without a training "
+        f"step, and is at {event.place}. Press Ctrl-C to end it; what was recorded is kept."
+    )
 
 
 def cluster_options(*names: str) -> Callable[[Any], Any]:

@@ -35,7 +35,7 @@ from shardscope.report.text.summary import View, render_summary
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu")
+@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu", "checkpoints")
 @click.option(
     "--data",
     is_flag=True,

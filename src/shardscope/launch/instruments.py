@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
@@ -53,12 +54,13 @@ class TraceInstrument:
 
     is_done = False
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Path) -> None:
+        self._stream = stream  # what is kept if the process dies
         self._trace: Trace | None = None
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to record."""
-        self._trace = trace(find_models(models))
+        self._trace = trace(find_models(models), stream=self._stream, force=True)
         self._trace.__enter__()
 
     def end_step(self) -> None:
@@ -141,7 +143,6 @@ class ExplainInstrument:
             torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
         self._own = own.recording
         self.is_done = True
-        raise StepsDone
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """End, and return the graphs; None if there were none."""
@@ -284,14 +285,17 @@ class NoInstrument:
         return None
 
 
-def make_instrument(names: str, gpu: str) -> Instrument:
-    """The instruments of these names, joined by "+"; one that records nothing for others."""
+def make_instrument(names: str, gpu: str, *, stream: Path) -> Instrument:
+    """The instruments of these names, joined by "+"; one that records nothing for others.
+
+    `stream` is the file to which collectives are written as they happen.
+    """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
         "explain": ExplainInstrument,
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
-        "trace": TraceInstrument,
+        "trace": lambda: TraceInstrument(stream),
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }
     instruments = [makers[name]() for name in names.split("+") if name in makers]

@@ -35,6 +35,7 @@ from shardscope._torch.process_groups.host_data import (
     KnownValues,
     OnRead,
     inference_as_no_grad,
+    modes_in_threads,
 )
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
@@ -167,6 +168,8 @@ class World:
             self._stack.enter_context(tensors_without_modes(mode))
             self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
+            if host is not None:
+                self._stack.enter_context(modes_in_threads(mode))
             self._is_fake, self.has_host_data = True, host is not None
 
     def _check_can_materialize(self, model: nn.Module) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -21,7 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
-from shardscope._torch.dispatch import COPY, READ_VALUE, disable_dispatch_modes, is_overload
+from shardscope._torch.dispatch import (
+    COPY,
+    READ_VALUE,
+    disable_dispatch_modes,
+    is_overload,
+    push_dispatch_mode,
+)
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
 from shardscope._torch.process_groups.branches import find_branch_without_error
 from shardscope._torch.storage import plain_tensors
@@ -229,6 +236,26 @@ class HostData:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
             del FakeTensor.numpy
+
+
+@contextmanager
+def modes_in_threads(mode: Any) -> Iterator[None]:
+    """Activate a dispatch mode on threads that the program starts, until the context ends."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            push_dispatch_mode(mode)
+            run()
+
+        thread.run = run_in_mode
+        start(thread)
+
+    with patch.object(threading.Thread, "start", start_in_mode):
+        yield
 
 
 @final
