@@ -37,8 +37,8 @@ _NO_KERNEL = (
     "torch.library.register_fake, or run again with --data."
 )
 _OWN_KERNELS = (
-    "Kernels of its own do not run in a simulation: switch them off by an option of the program, "
-    "or call them by ops with fake implementations (torch.library.register_fake)."
+    "Custom kernels do not run in a simulation: switch them off by an option of the program, or "
+    "wrap them in ops with fake implementations (torch.library.register_fake)."
 )
 _NO_TRITON = (
     "Install it (pip install triton): it needs no GPU to be imported, and its kernels are skipped "
@@ -48,7 +48,7 @@ _NO_PICKLE = (
     "Tensors without data cannot be pickled: leave out what copies them to other processes or "
     "files."
 )
-# Packages whose kernels need a GPU, and what they say where there is none.
+# Packages whose kernels need a GPU, and what their errors contain on a machine without one.
 _KERNEL_PACKAGES = (
     "apex", "bitsandbytes", "causal_conv1d", "cupy", "deep_ep", "deep_gemm", "fbgemm_gpu",
     "flash_attn", "flash_attn_interface", "flashinfer", "mamba_ssm", "pynvml",
@@ -83,7 +83,7 @@ _WRAPPERS = (
 )
 _USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')  # in a message of torch.compile's
 
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours and weights
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours and bold text
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -94,9 +94,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 def describe_failure(error: BaseException) -> str:
     """An exception of the user's program in one line, with the user's innermost source line."""
     place = find_line(error) or _find_user_code(error)
-    shown = _unwrap(error)
-    message, cause = _summarize(shown), _find_cause(shown)
-    if cause is not None and _read(cause) not in _read(shown):
+    inner = _unwrap(error)
+    message, cause = _summarize(inner), _find_cause(inner)
+    if cause is not None and _read(cause) not in _read(inner):
         message += f", because of {_summarize(cause)}"
     return message if place is None else f"{message} ({place[0]}, line {place[1]})"
 
@@ -126,7 +126,7 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
 
 
 def _suggest_for_kernels(error: BaseException, message: str) -> str:
-    """A remedy for code that would run on the GPU, or moves what is there, and is not torch's."""
+    """A remedy for an error of custom kernels, or of code that pickles tensors without data."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package in ("triton", *_KERNEL_PACKAGES):
         return _NO_TRITON if package == "triton" else _OWN_KERNELS

@@ -261,7 +261,7 @@ def read_axes(
     mesh: DeviceMesh | None = None,
     on_mesh: Callable[[DeviceMesh], None] | None = None,
 ) -> tuple[Axis, ...]:
-    """The axes of the largest mesh in use: `mesh`, one of the models', or the simulated world's.
+    """The axes of a run: those of `mesh`, the models' meshes or the world's, by `choose_mesh`.
 
     Args:
         names: The models, by the names of their modules.

@@ -62,12 +62,12 @@ def command(
     strict: bool,
     **cluster: Any,
 ) -> None:
-    """Run PROGRAM, a training script as it is, as ranks of a cluster that is not there.
+    """Run PROGRAM, an unmodified training script, as ranks of a simulated cluster.
 
-    Use it where you would write torchrun: the program sees the environment, process groups and GPUs
-    of its rank. Nothing is sent, tensors on the GPU have no data, and the program is ended after a
-    few training steps. What it communicated and how much memory it needs is printed and saved.
-    With --data all ranks compute, with gloo and on the CPU, so that values that are read are real.
+    Use it in place of torchrun: the program sees the environment, process groups and GPUs of its
+    rank. Nothing is sent, tensors on the GPU have no data, and the program is ended after a few
+    training steps. Prints and saves what it communicated and how much memory it needs. With --data,
+    all ranks compute real numbers, with gloo and on the CPU.
     """
     launched = LaunchedProgram(read_program(program, is_module=is_module), **cluster)
     destination = Destination(launched.name, output, force=force)

@@ -1,4 +1,4 @@
-"""Patches `torch.cuda`, `torch.accelerator` and what asks them for a GPU that is not there.
+"""Patches `torch.cuda`, `torch.accelerator` and their callers in torch for simulated GPUs.
 
 How each call is answered is in `calls`. A public function that is not listed there raises
 `WorldError` with its name.

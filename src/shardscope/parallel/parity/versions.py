@@ -1,4 +1,4 @@
-"""The parallel versions that `parity` can run: of which every rank gives a `StepResult`.
+"""The parallel versions that `parity` runs. Every rank of a version returns a `StepResult`.
 
 `EagerVersion` calls the user's function, which shards a copy of the model on each rank.
 `PartitionedVersion` partitions the model by a plan, as `parallelize` does.
@@ -78,7 +78,7 @@ class EagerVersion:
     ) -> StepResult:
         """Run a step as one rank: copy the model, shard the copy, call it."""
         model_copy = copy_model(self.model)
-        task = self._own_task(mesh)
+        task = self._shard_task(mesh)
         gather = _Gatherer()
         seed_generators(task.seed)
         with variant.applied(model_copy, task) as applied:
@@ -125,7 +125,8 @@ class EagerVersion:
 
         return run_ranks_in_threads(self.axes, run, device=self.device)
 
-    def _own_task(self, mesh: DeviceMesh) -> Task:
+    def _shard_task(self, mesh: DeviceMesh) -> Task:
+        """The task with this rank's shard of the batch."""
         num_shards, index = 1, 0
         for axis in self.batch_axes:
             num_shards *= self.axes[axis]

@@ -290,7 +290,7 @@ def find_broken_ties(
     inventory: ModelInventory, rules: Sequence[PlanRule], before: Recording | None
 ) -> Iterator[Finding]:
     """Find tied weights that are now separate tensors, or that the plan would separate."""
-    tensors = {first_entry.name: first_entry for first_entry in inventory.tensors}
+    tensors = {entry.name: entry for entry in inventory.tensors}
     yield from _find_ties_broken_by_plan(inventory, rules)
     shared = name_shared_parameters(inventory)
     yield from map(describe_shared_parameter, shared)
@@ -308,7 +308,7 @@ def find_broken_ties(
             f"and {_describe_layout(second_entry)}, "
             "which will be trained independently",
             remedy="Give both the same placements and the same FSDP group (that of a module that "
-            "holds both, or fully_shard([one, other])), and tie them again after sharding.",
+            "holds both, or fully_shard([first, second])), and tie them again after sharding.",
         )
 
 
