@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from shardscope.errors import LaunchError
+from shardscope.launch.instruments import CoverageInstrument
 from shardscope.launch.steps import StepCounter, StepsDone
 
 
@@ -153,3 +155,8 @@ def test_modules_called_in_workers_and_other_threads_do_not_end_a_step(
             transform(torch.ones(1))
     assert errors == []
     assert counted.counter.num_steps == 1
+
+
+def test_coverage_of_a_program_without_modules_is_refused() -> None:
+    with pytest.raises(LaunchError, match="what the program trains is not called as a module"):
+        CoverageInstrument().start([])

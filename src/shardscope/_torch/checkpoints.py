@@ -34,13 +34,13 @@ OnSkip = Callable[[str], None]
 
 
 @contextmanager
-def skipped_checkpoints(on_skip: OnSkip, *, is_everything_skipped: bool) -> Iterator[None]:
+def skipped_checkpoints(on_skip: OnSkip, *, skips_data: bool) -> Iterator[None]:
     """Write an empty file, or nothing, where the program saves tensors, until the context ends.
 
-    `torch.save` writes what has data, unless `is_everything_skipped`.
+    With `skips_data`, `torch.save` writes no data either; otherwise it writes what has data.
     """
     with ExitStack() as stack:
-        save = _skip_file(torch.save, on_skip, is_always_skipped=is_everything_skipped)
+        save = _skip_file(torch.save, on_skip, skips_data=skips_data)
         stack.enter_context(patch.object(torch, "save", save))
         for module in (checkpoint, state_dict_saver):
             for name in ("save", "save_state_dict", "async_save"):
@@ -139,12 +139,12 @@ def _skip_safetensors(stack: ExitStack, on_skip: OnSkip) -> None:
 
 
 def _skip_file(
-    save: Callable[..., Any], on_skip: OnSkip, *, is_always_skipped: bool
+    save: Callable[..., Any], on_skip: OnSkip, *, skips_data: bool
 ) -> Callable[..., None]:
     @functools.wraps(save)
     def skip(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            if is_always_skipped and isinstance(f, str | os.PathLike):
+            if skips_data and isinstance(f, str | os.PathLike):
                 _write_empty(f)
             elif isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
                 with open(f, "wb") as file:

@@ -19,7 +19,7 @@ _DATA_ERRORS = ("DataDependentOutputException",)
 _SHAPE_ERROR = "DynamicOutputShapeException"
 _DATA_WORDS = re.compile(
     r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
-    r"|its data is not allocated yet"  # C++ that reads a fake tensor
+    r"|its data is not allocated yet|with unallocated storage"  # C++ that reads a fake tensor
 )
 _NO_DATA = (
     "The simulation runs on tensors without data: remove .item() and whatever else reads values, "
@@ -62,7 +62,8 @@ _NO_FAKE = "no fake impl"
 _PICKLE_WORDS = re.compile(r"(?i)can(no|')t pickle (local object|'weakref)")
 # What torch says to a program that uses CUDA on a machine without it.
 _CUDA_WORDS = re.compile(
-    r"not compiled with CUDA enabled|no NVIDIA driver|has no attribute '_cuda_\w+'"
+    r"not compiled with CUDA enabled|no NVIDIA driver|No CUDA GPUs are available"
+    r"|has no attribute '_cuda_\w+'"
 )
 _NO_CUDA = (
     "The program uses CUDA, which this machine does not have: write mesh.device_type for "

@@ -27,7 +27,8 @@ from shardscope.record.ranks import list_ranks
 
 INSTRUMENTS = ("audit", "explain", "memory", "trace")
 """What `run` can observe."""
-_ALONE = "memory"  # compiled functions run eagerly for it, so that it has a process of its own
+_MEMORY = "memory"
+"""The instrument that has a process of its own: compiled functions run eagerly for it."""
 ROLES = "roles"
 CHECKPOINTS = ("scratch", "skip")
 GPU_NAMES = ("h200", "h100", "a100", "b200")
@@ -198,9 +199,9 @@ def run_until_interrupted(
             "option out, or run without --real."
         )
     names = tuple(instruments)
-    is_everywhere = data or real  # all ranks run, and nothing is known of their memory
+    runs_all_ranks = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
-    chosen = cluster.choose_ranks("all" if is_everywhere else "0" if text == ROLES else text)
+    chosen = cluster.choose_ranks("all" if runs_all_ranks else "0" if text == ROLES else text)
     interruption = _Interruption()
     with (
         interruption.watched(),
@@ -215,7 +216,7 @@ def run_until_interrupted(
             num_steps=steps,
             gpu=gpu,
             scratch=folder,
-            jobs=_make_jobs(chosen, _without_memory(names) if is_everywhere else names),
+            jobs=_make_jobs(chosen, _without_memory(names) if runs_all_ranks else names),
             num_parallel=cluster.size if data else os.cpu_count() or 1,
             patience_s=PATIENCE_SECONDS,
             has_data=data,
@@ -226,7 +227,7 @@ def run_until_interrupted(
         else:
             ended = _run_jobs(request, on_event, interruption)
         recording = _join(folder, ended)
-        if text == ROLES and recording is not None and not is_everywhere:
+        if text == ROLES and recording is not None and not runs_all_ranks:
             others = [rank for rank in cluster.find_roles(recording) if rank]
             request = replace(request, jobs=_make_jobs(others, names), is_shown=False)
             ended += _run_jobs(request, on_event, interruption)
@@ -261,12 +262,12 @@ def _check(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: bool) ->
 
 def _without_memory(instruments: tuple[str, ...]) -> tuple[str, ...]:
     """The instruments that real ranks can have: the CPU's memory is not that of a GPU."""
-    if instruments == (_ALONE,):
+    if instruments == (_MEMORY,):
         raise LaunchError(
             "The memory of a GPU is estimated without data only: with --data and --real the CPU "
             "computes. Leave the option out."
         )
-    return tuple(name for name in instruments if name != _ALONE)
+    return tuple(name for name in instruments if name != _MEMORY)
 
 
 def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, ...]:
@@ -277,8 +278,8 @@ def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, .
             f"The instruments are {', '.join(map(repr, unknown)) or 'none'}. Choose some of "
             f"{', '.join(INSTRUMENTS)}."
         )
-    together = "+".join(name for name in instruments if name != _ALONE)
-    processes = [_ALONE] * (_ALONE in instruments) + [together] * bool(together)
+    together = "+".join(name for name in instruments if name != _MEMORY)
+    processes = [_MEMORY] * (_MEMORY in instruments) + [together] * bool(together)
     return tuple(Job(rank=rank, instrument=name) for rank in ranks for name in processes)
 
 
@@ -352,6 +353,7 @@ def _started(command: list[str], writing: int) -> Iterator[subprocess.Popen[byte
             process.wait()
 
 
+@final
 class _Termination(KeyboardInterrupt):
     """SIGTERM or SIGHUP, whose number is the first argument."""
 

@@ -70,7 +70,7 @@ class DataRank:
             )
             stack.enter_context(launched_in_place(self._rank % num_per_node))
             if self._skips_checkpoints:
-                stack.enter_context(skipped_checkpoints(_ignore, is_everything_skipped=True))
+                stack.enter_context(skipped_checkpoints(_ignore, skips_data=True))
             else:
                 stack.enter_context(redirected_checkpoints(self._note_skip))
             stack.enter_context(ScratchFiles(self._scratch, unchanged=mail).redirected())

@@ -20,6 +20,7 @@ from shardscope._torch.fsdp import meshes_of
 from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
+from shardscope.errors import LaunchError
 from shardscope.launch.steps import StepsDone
 from shardscope.record import Gap, Recording, merge
 from shardscope.shard.audit.audit import audit_models
@@ -120,7 +121,7 @@ class ExplainInstrument:
     def __init__(self, *, must_compile: bool = False) -> None:
         self._must_compile = must_compile
         self._explaining: Explaining | None = None
-        self._own: Recording | None = None
+        self._compiled_model: Recording | None = None
         self._call: ModelCall | None = None
         self._stack = ExitStack()
 
@@ -137,11 +138,11 @@ class ExplainInstrument:
             return
         name = f"{type(call.model).__name__}, compiled on the inputs of its first call"
         with ExitStack() as stack:
-            stack.enter_context(suppress(Exception))  # of which the explanation tells
+            stack.enter_context(suppress(Exception))  # it is a part of the explanation
             own = stack.enter_context(explaining(target=name))
             stack.enter_context(quiet_compiler())
             torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
-        self._own = own.recording
+        self._compiled_model = own.recording
         self.is_done = True
 
     def stop(self, error: BaseException | None) -> Recording | None:
@@ -149,7 +150,7 @@ class ExplainInstrument:
         if self._explaining is None:
             return None
         self._stack.close()
-        recording = self._own or self._explaining.recording
+        recording = self._compiled_model or self._explaining.recording
         has_graphs = any(record.graphs for record in recording.explanations)
         return recording if has_graphs or self._must_compile else None
 
@@ -165,6 +166,11 @@ class CoverageInstrument:
 
     def start(self, models: list[nn.Module]) -> None:
         """Wait for the call of the model."""
+        if not models:
+            raise LaunchError(
+                "Coverage tests the ops of a module's call, but what the program trains is not "
+                "called as a module. Put it into the forward() of an nn.Module."
+            )
         ModelCall(models[0], self._cover)
 
     def end_step(self) -> None:

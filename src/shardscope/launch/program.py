@@ -167,6 +167,7 @@ def launched_in_place(local_rank: int) -> Iterator[None]:
         yield
 
 
+@final
 class _EndedProcesses:
     """What `spawn(join=False)` returns: processes that have ended already."""
 

@@ -260,7 +260,7 @@ def _locate(place: tuple[str, int | None] | None) -> str:
 
 @final
 class SimulatedRank:
-    """The surroundings of a program that runs as one rank of a cluster that is not there."""
+    """The environment of a program that runs as one rank of a simulated cluster."""
 
     def __init__(self, request: Request, job: Job) -> None:
         self._cluster = Cluster(request.num_nodes, request.num_per_node)
@@ -294,7 +294,7 @@ class SimulatedRank:
                 on_kernel=self._note_kernel,
             ),
             launched_in_place(self._rank % self._cluster.num_per_node),
-            skipped_checkpoints(self._note_skip, is_everything_skipped=self._skips_checkpoints),
+            skipped_checkpoints(self._note_skip, skips_data=self._skips_checkpoints),
             loaded_with_data(),
             self.evaluations.repeated(),
             ScratchFiles(self._scratch, unchanged=self._unchanged).redirected(),

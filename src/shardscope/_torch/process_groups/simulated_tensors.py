@@ -445,10 +445,19 @@ def _with_data(function: Any) -> Any:
 
 
 # Parts of torch's messages where C++ or numpy reads a tensor without data.
-_UNREADABLE = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
+_UNREADABLE = (
+    "its data is not allocated yet",
+    "with unallocated storage",
+    ".numpy() is not supported for tensor subclasses",
+)
 
 # Parts of torch's messages to a program that uses CUDA on a machine without it.
-_WITHOUT_CUDA = ("not compiled with CUDA", "no NVIDIA driver", "has no attribute '_cuda_")
+_WITHOUT_CUDA = (
+    "not compiled with CUDA",
+    "no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "has no attribute '_cuda_",
+)
 
 
 @contextmanager

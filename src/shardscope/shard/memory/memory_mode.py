@@ -315,6 +315,7 @@ _REMEDIES = {  # by a part of torch's message, for tensors without data
     "Torch not compiled with CUDA enabled": _NO_CUDA,
     "not linked with support for cuda": _NO_CUDA,
     "Found no NVIDIA driver": _NO_CUDA,
+    "No CUDA GPUs are available": _NO_CUDA,
     "shape_env must not be None": "Nested tensors need data: pad them",
     "have been used in the graph": (
         "Take parameters from the model in the step, not before memory() is called"
