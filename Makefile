@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 RUNTIME := .venv/.runtime-installed
 INSTALLED := .venv/.development-installed
 
-.PHONY: demo test test-newest lint types unit docs examples schema web web-check browser clean
+.PHONY: demo test test-newest lint types unit docs examples schema simulated-gpu web web-check browser clean
 
 demo: $(RUNTIME)
 	$(BIN)/shardscope demo
@@ -51,6 +51,9 @@ examples: $(INSTALLED) browser
 
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
+
+simulated-gpu: $(INSTALLED)
+	$(BIN)/python -m shardscope._torch.cuda.calls > docs/reference/simulated-gpu.md
 
 # The page's script and style, which are committed so that nobody else needs Node.
 web:

@@ -527,6 +527,7 @@ CANARIES: dict[str, Canary] = {
     "._lazy_init": Canary(
         "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
     ),
+    "._sleep": Canary("wait for nothing", names_a_function(torch.cuda, "_sleep")),
     **{
         f".{name}": Canary(
             "refuse records of a GPU that is not there", names_a_function(torch.cuda.memory, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +25,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from canaries import (
     Probe,
@@ -195,6 +197,15 @@ def factories_take_the_index_of_a_device() -> bool:
     return {"zeros", "tensor", "arange"} <= factories and device == torch.device("cuda", 1)
 
 
+def attention_order_follows_sdpa_kernel() -> bool:
+    before = torch._C._get_sdp_priority_order()
+    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends, set_priority=True):
+        order = torch._C._get_sdp_priority_order()
+    numbers = [int(backend) for backend in backends]
+    return order[:2] == numbers != before[:2] == torch._C._get_sdp_priority_order()[:2]
+
+
 def compiled_code_is_listed_until_it_is_reset() -> bool:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + 2
@@ -249,6 +260,19 @@ def a_mode_sees_ops_unless_modes_are_off() -> bool:
         before = list(mode.ops)
         x + 1
     return before == [] and mode.ops == ["aten.add.Tensor"]
+
+
+def a_mode_can_stay_active_on_a_thread() -> bool:
+    mode = OpLog()
+
+    def compute() -> None:
+        dispatch.push_dispatch_mode(mode)
+        torch.ones(1) + 1
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    return mode.ops[-1:] == ["aten.add.Tensor"] and not dispatch.has_modes()
 
 
 def saved_tensors_hooks_can_be_disabled() -> bool:
@@ -437,13 +461,13 @@ def caches_can_be_cleared() -> bool:
 
 
 def nested_values_are_flattened() -> bool:
-    leaves, spec = tree.flatten({"a": 1, "b": (2,)})
+    leaves, spec = tree.pytree_flatten({"a": 1, "b": (2,)})
     paths = [leaf for _, leaf in tree.leaves_with_path({"a": 1, "b": (2,)})]
     return (
         leaves == [1, 2]
-        and tree.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
+        and tree.pytree_unflatten(leaves, spec) == {"a": 1, "b": (2,)}
         and paths == [1, 2]
-        and tree.flatten_as({"b": 2, "a": 1}, tree.flatten({"a": 1, "b": 2})[1]) == [1, 2]
+        and tree.flatten_as({"b": 2, "a": 1}, tree.pytree_flatten({"a": 1, "b": 2})[1]) == [1, 2]
     )
 
 
@@ -491,6 +515,7 @@ PROBES: dict[str, Probe] = {
     ),
     "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
     "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
+    "torch._C._get_sdp_priority_order": attention_order_follows_sdpa_kernel,
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key": lambda: (
         torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::linear", "CPU")
         and not torch._C._dispatch_has_computed_kernel_for_dispatch_key(
@@ -511,7 +536,7 @@ PROBES: dict[str, Probe] = {
     "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_recognised,
     "torch._C.TensorBase": device_is_read_from_the_base_class,
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
-        simulated_tensors._COPY(torch.ones(2)), torch.ones(2)
+        operators.COPY(torch.ones(2)), torch.ones(2)
     ),
     "torch.nested._internal.nested_tensor": lambda: all(
         name in inspect.getsource(torch.nested) and hasattr(simulated_tensors._nested_tensor, name)
@@ -551,6 +576,7 @@ PROBES: dict[str, Probe] = {
     "torch._guards.detect_fake_mode": fake_tensors_are_recognised,
     "torch.utils._python_dispatch.TorchDispatchMode": a_mode_sees_ops_unless_modes_are_off,
     "torch.utils._python_dispatch._disable_current_modes": a_mode_sees_ops_unless_modes_are_off,
+    "torch.utils._python_dispatch._push_mode": a_mode_can_stay_active_on_a_thread,
     "torch._ops.HigherOrderOperator": op_kinds_are_recognised,
     "torch._ops.OpOverload": op_kinds_are_recognised,
     "torch._ops.OpOverloadPacket": op_kinds_are_recognised,

@@ -133,19 +133,24 @@ def test_an_import_that_exits_is_reported_in_one_sentence(here: Path) -> None:
 
 
 NO_DATA = "The simulation runs on tensors without data: remove .item()"
+NO_SHAPE = "use an op whose shapes do not, such as torch.where(mask, x, 0) for x[mask]"
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["model(batch).sum().item()", "if model(batch).sum() > 0: pass", "model(batch).nonzero()"],
+    ("line", "remedy"),
+    [
+        ("model(batch).sum().item()", NO_DATA),
+        ("if model(batch).sum() > 0: pass", NO_DATA),
+        ("model(batch).nonzero()", NO_SHAPE),
+    ],
 )
 def test_the_error_of_a_step_that_reads_values_explains_that_tensors_have_no_data(
-    here: Path, line: str
+    here: Path, line: str, remedy: str
 ) -> None:
     name = write(here, TARGET + f"\ndef step(model, batch):\n    {line}\n")
     result = run(name, "--mesh", "dp=2")
     assert result.exit_code == 2
-    assert NO_DATA in result.stderr
+    assert remedy in result.stderr
     assert "run again with --data" in result.stderr
     again = run(name, "--mesh", "dp=2", "--data", "--force")
     assert again.exit_code == 0, again.output
@@ -163,7 +168,7 @@ def test_step_that_fails_before_its_first_collective_is_not_called_without_colle
     ("line", "remedy"),
     [
         ("model[0].weight.sum().item()", NO_DATA),
-        ("model.to('cpu')", NO_DATA),
+        ("model[0].weight.tolist()", NO_DATA),
         ("{}['tp']", ""),
         ("len(3)", ""),
         ("mesh['no such axis']", ""),
@@ -221,7 +226,7 @@ def test_long_and_hostile_failures_are_sanitized_and_shortened(here: Path) -> No
     result = run(write(here, text), "--mesh", "dp=2")
     assert result.exit_code == 2
     assert "\x1b" not in result.output
-    assert "\\x1b[31mxxx" in result.stderr
+    assert "ValueError: xxx" in result.stderr
     assert len(result.stderr) < 1000
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -63,21 +64,34 @@ def test_a_program_that_spawns_its_processes_runs_as_its_rank() -> None:
     assert count_kinds(recording)[CollectiveKind.REDUCE_SCATTER] == 4  # a layer each; none at root
 
 
+def test_a_gan_in_a_process_of_its_own_runs_two_iterations(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    result = run_program("adversarial", num_per_node=1)
+    assert result.failures == ()
+    assert result.num_steps == 2
+    printed = capfd.readouterr().out
+    assert "iteration 1" in printed
+    assert "iteration 2" not in printed
+    facts = [gap.fact for gap in result.recording.gaps]
+    assert any(fact.startswith("48 calls of Linear without gradients") for fact in facts)
+    assert any("the branch that raises was not taken" in fact for fact in facts)
+
+
 def test_every_pipeline_stage_runs_and_stages_exchange_shapes() -> None:
-    result = run_program("pipeline", ranks="roles", steps=1)
+    result = run_program("pipeline", ranks="roles", steps=1, instruments=("trace",))
     assert result.failures == ()
     recording = result.recording
-    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3]
-    kinds = count_kinds(recording)
+    assert sorted({collective.rank for collective in recording.collectives}) == [0, 1, 2, 3, 4]
+    kinds = Counter(call.kind for call in recording.collectives if call.rank < 4)
     assert kinds[CollectiveKind.SEND] == kinds[CollectiveKind.RECV] > 0
-    assert len(recording.memory) == 4
 
 
-@pytest.mark.parametrize(("name", "size"), [("portable", 4), ("portable_ddp", 2)])
-def test_records_without_data_with_data_and_of_real_ranks_are_equal(name: str, size: int) -> None:
-    simulated = run_program(name, num_per_node=size, ranks="all", steps=1)
-    computed = run_program(name, num_per_node=size, data=True, steps=1)
-    real = run_program(name, num_per_node=size, real=True, steps=1)
+def test_records_without_data_with_data_and_of_real_ranks_are_equal() -> None:
+    options = {"num_per_node": 4, "steps": 1, "instruments": ("audit", "trace")}
+    simulated = run_program("portable", ranks="all", **options)
+    computed = run_program("portable", data=True, **options)
+    real = run_program("portable", real=True, **options)
     assert simulated.failures == computed.failures == real.failures == ()
     assert simulated.recording.run.is_simulated
     assert not computed.recording.run.is_simulated
@@ -169,24 +183,31 @@ def test_lightning_runs() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence"),
-    [
-        ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 2)."),
-        ("import sys; sys.exit(3)", "called sys.exit(3)."),
-        ("print('nothing to do')", "ended without a step of an optimizer"),
-        ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
-        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
-        ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
-        ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
-    ],
+FAILURES = (
+    ("raise ValueError('no data')", "failed: ValueError: no data (program.py, line 4)."),
+    (
+        "try:\n    open('missing')\nexcept OSError:\n    raise SystemExit(1)",
+        "failed: FileNotFoundError: [Errno 2] No such file or directory: 'missing'",
+    ),
+    ("print('nothing to do')", "ended without calling a model"),
+    ("open('missing.txt')", "FileNotFoundError: [Errno 2] No such file or directory"),
+    ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph() was called in a simulated world"),
+    ("import missing_package", "ModuleNotFoundError: No module named 'missing_package'"),
 )
-def test_a_failure_is_a_sentence(code: str, sentence: str) -> None:
-    Path("program.py").write_text(f"import torch\n{code}\n")
-    result = run("program.py", steps=1)
+
+
+def test_a_failure_is_a_sentence() -> None:
+    branches = [
+        f"if os.environ['RANK'] == '{rank}':\n{indent(code, '    ')}"
+        for rank, (code, _) in enumerate(FAILURES)
+    ]
+    Path("program.py").write_text("\n".join(("import os", "import torch", *branches)))
+    result = run("program.py", steps=1, num_per_node=len(FAILURES), ranks="all")
     assert not result.has_recording
-    (failure,) = {text for text in result.failures if sentence in text}
-    assert failure.startswith("Rank 0 ")
+    assert len(result.failures) == len(FAILURES)
+    for rank, (_, sentence) in enumerate(FAILURES):
+        (failure,) = (text for text in result.failures if text.startswith(f"Rank {rank} "))
+        assert sentence in failure
     assert [file.name for file in Path().iterdir()] == ["program.py"]
 
 
@@ -229,6 +250,11 @@ def test_processes_that_the_program_leaves_behind_are_ended() -> None:
         ({"ranks": "8"}, "--ranks names 8, but the cluster has ranks 0 to 7."),
         ({"ranks": "first"}, "--ranks is 'first'. Give ranks and spans such as 0,8-15"),
         ({"gpu": "v100"}, "The GPU 'v100' is not known. Choose one of h200, h100, a100, b200."),
+        (
+            {"real": True, "checkpoints": "skip"},
+            "Checkpoints of real ranks cannot be skipped: these write their own files.",
+        ),
+        ({"checkpoints": "keep"}, "checkpoints is 'keep'. Choose 'scratch' or 'skip'."),
         ({"steps": 0}, "The number of steps is 0. Give at least 1."),
         ({"real": True, "num_nodes": 2}, "need a torchrun on each of them"),
         ({"data": True, "num_nodes": 4}, "With --data all 32 ranks would run at once on this"),

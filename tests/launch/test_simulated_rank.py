@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
+import sqlite3
+import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from shardscope.attribution.failures import describe_failure
+from shardscope.errors import WorldError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.rank_process import SimulatedRank
 from shardscope.launch.request import Job, Request
+from shardscope.launch.steps import StepCounter, StepsDone
 from shardscope.record import Axis, Recording, RunInfo
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
@@ -98,6 +106,13 @@ class TestValues:
         dist.all_reduce(count)
         assert count.item() == 24  # the other seven ranks are assumed to have the same
 
+    def test_threads_make_tensors_without_data_too(self, rank: SimulatedRank) -> None:
+        model, results = nn.Linear(4, 4).cuda(), []
+        thread = threading.Thread(target=lambda: results.append(model(torch.ones(2, 4).cuda())))
+        thread.start()
+        thread.join()
+        assert [result.device.type for result in results] == ["cuda"]
+
     def test_a_copied_model_is_independent(self, rank: SimulatedRank) -> None:
         model = nn.Linear(4, 4).cuda()
         average = copy.deepcopy(model)
@@ -109,6 +124,164 @@ class TestValues:
         parameters = [nn.Parameter(torch.randn(3, 5)).cuda() for _ in range(50)]
         assert len({parameter.data_ptr() for parameter in parameters}) == 50
         assert parameters[0].view(15).data_ptr() == parameters[0].data_ptr()
+
+
+@no_gpu
+class TestChecks:
+    """A check of values goes the way that does not raise; nothing is known about the values."""
+
+    def test_assertions_and_checks_hold(self, rank: SimulatedRank) -> None:
+        x = torch.rand(8, device="cuda")
+        if not (x >= 0).all():
+            raise ValueError(f"negative: {x.min().item()}")
+        if not (x <= 1).all():
+            raise ValueError("too large")
+        if (x > 5).any() or (x < -5).any():
+            raise ValueError("out of range")
+        if x.sum() < 0:
+            raise ValueError("negative")
+        facts = [gap.fact for gap in rank.find_gaps()]
+        assert sum("the branch that raises was not taken" in fact for fact in facts) == 4
+
+    def test_a_choice_without_an_error_gets_the_stand_in(self, rank: SimulatedRank) -> None:
+        x = torch.rand(8, device="cuda")
+        assert ("yes" if x.sum() > 3 else "no") == "no"
+        assert bool((x > 3).any()) is False
+        assert all("stand-in" in gap.fact for gap in rank.find_gaps())
+
+    def test_distributions_accept_their_parameters(self, rank: SimulatedRank) -> None:
+        scores = torch.rand(8, 4, device="cuda")
+        for distribution in (
+            torch.distributions.Categorical(torch.softmax(scores, -1)),
+            torch.distributions.Normal(scores, scores.exp()),
+        ):
+            sample = distribution.sample()
+            assert distribution.log_prob(sample).device.type == "cuda"
+
+
+class TestFailures:
+    def test_the_cause_is_named_without_codes_of_the_terminal(self) -> None:
+        error = ImportError("Could not import \x1b[1mmodel\x1b[0m.")
+        error.__cause__ = OSError("The library is missing.")
+        assert describe_failure(error) == (
+            "ImportError: Could not import model, because of OSError: The library is missing"
+        )
+
+
+@no_gpu
+class TestDataParallel:
+    def test_it_calls_its_model_on_one_gpu(self, rank: SimulatedRank) -> None:
+        model = nn.DataParallel(nn.Linear(4, 2).cuda(), device_ids=[0])
+        assert model(torch.rand(3, 4)).shape == (3, 2)
+        assert model(torch.rand(3, 4)).is_cuda
+
+    def test_several_gpus_are_refused_with_a_remedy(self, rank: SimulatedRank) -> None:
+        with pytest.raises(WorldError, match="--nproc-per-node 1 gives the program a single GPU"):
+            nn.DataParallel(nn.Linear(4, 2).cuda())
+
+
+@no_gpu
+class TestKnownValues:
+    def test_random_states_that_ranks_share_can_be_restored(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        generator = torch.Generator().manual_seed(3)
+        before = generator.get_state()
+        state = before.to("cuda")
+        dist.broadcast(state, 0)
+        generator.set_state(state.cpu())
+        assert torch.equal(generator.get_state(), before)
+
+    def test_inference_mode_makes_views_of_tensors_from_outside(self, rank: SimulatedRank) -> None:
+        labels, weight = torch.rand(8, device="cuda"), nn.Linear(4, 4).cuda().weight
+        with torch.inference_mode():
+            assert labels[None].shape == (1, 8)
+            assert not (weight.t() * 2).requires_grad
+        assert torch.is_grad_enabled()
+
+    def test_tensors_move_off_the_meta_device_in_compiled_graphs(self, rank: SimulatedRank) -> None:
+        moved = torch.ops.prims.device_put.default(
+            torch.ones(2, device="meta"), torch.device("cuda")
+        )
+        assert moved.is_cuda
+
+    def test_small_masks_can_be_indexed(self, rank: SimulatedRank) -> None:
+        mask = torch.tensor([[True, True], [True, False]]).to("cuda")
+        rows = torch.arange(2, device="cuda")[:, None]
+        columns = torch.arange(2, device="cuda")[None]
+        assert mask[rows, columns].shape == (2, 2)
+
+
+class CountingModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor, *, reduces: bool = False) -> dict[str, torch.Tensor]:
+        self.num_calls += 1
+        y = self.linear(x)
+        if reduces:
+            dist.all_reduce(y)
+        return {"logits": y, "loss": y.sum()}
+
+
+@no_gpu
+class TestEvaluations:
+    @pytest.fixture
+    def model(self, rank: SimulatedRank) -> Iterator[CountingModel]:
+        counter = StepCounter(1, on_start=lambda models: None, on_step=lambda: None)
+        with counter.watching():  # what watches module calls
+            yield CountingModel().cuda()
+
+    def test_calls_with_the_same_shapes_are_not_run_again(
+        self, rank: SimulatedRank, model: CountingModel
+    ) -> None:
+        with torch.no_grad():
+            results = [model(torch.rand(3, 4, device="cuda")) for _ in range(10)]
+            assert model.num_calls == 2
+            assert {tuple(result["logits"].shape) for result in results} == {(3, 2)}
+            assert len({id(result["loss"]) for result in results}) == 10
+            model(torch.rand(5, 4, device="cuda"))
+        assert model.num_calls == 3
+        (gap,) = (gap for gap in rank.find_gaps() if gap.place == "evaluation")
+        assert gap.fact.startswith("8 calls of CountingModel without gradients")
+
+    def test_calls_with_gradients_or_other_arguments_are_run(self, model: CountingModel) -> None:
+        for _ in range(5):
+            model.eval()(torch.rand(3, 4, device="cuda"))
+        assert model.num_calls == 5
+
+    def test_calls_that_are_recorded_are_run(
+        self, rank: SimulatedRank, model: CountingModel
+    ) -> None:
+        dist.init_process_group("nccl")
+        with torch.no_grad():
+            for _ in range(5):
+                model(torch.rand(3, 4, device="cuda"), reduces=True)
+            assert model.num_calls == 2
+            rank.evaluations.is_training = True
+            for _ in range(5):
+                model(torch.rand(3, 4, device="cuda"), reduces=True)
+        assert model.num_calls == 7
+
+    def test_writes_to_parameters_are_steps_of_a_program_without_optimizers(
+        self, rank: SimulatedRank
+    ) -> None:
+        model = nn.Linear(4, 2).cuda()
+        counter = StepCounter(2, on_start=lambda models: None, on_step=lambda: None)
+
+        def iterate() -> None:
+            for _ in range(3):  # gradients are accumulated
+                model(torch.rand(3, 4, device="cuda")).sum().backward()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+        with counter.watching():
+            iterate()
+            iterate()
+            with pytest.raises(StepsDone):
+                iterate()
+        assert counter.num_steps == 2
 
 
 @no_gpu
@@ -132,6 +305,19 @@ class TestCluster:
         dist.init_process_group("gloo")
         assert dist.get_backend() == "gloo"
 
+    def test_stores_answer_without_other_ranks(self, rank: SimulatedRank) -> None:
+        for store in (dist.TCPStore("10.0.0.1", 29500, 8, False), dist.FileStore("store", 8)):
+            store.set("key", "value")
+            assert (store.get("key"), store.add("count", 1)) == (b"value", 1)
+
+    def test_torchrun_and_spawn_run_the_function_of_this_rank(self, rank: SimulatedRank) -> None:
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=4)
+        assert elastic_launch(config, lambda word: word.upper())("ran") == {2: "RAN"}
+        ranks: list[int] = []
+        processes = multiprocessing.spawn(ranks.append, nprocs=4, join=False)
+        assert processes.join()
+        assert ranks == [2]
+
     def test_a_mesh_makes_the_group_and_selects_the_gpu(self, rank: SimulatedRank) -> None:
         mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
         assert list(mesh.get_coordinate() or ()) == [3, 0]
@@ -143,12 +329,12 @@ class TestCluster:
             "the program joined as rank 1 of 2, although it was started as rank 6 of 8"
         ]
 
-    def test_roles_are_the_stages_of_a_pipeline(self) -> None:
+    def test_roles_are_the_last_ranks_of_each_axis(self) -> None:
         run = RunInfo(
             torch_version="", shardscope_version="", world_size=8, ranks=(),
             axes=(Axis(name="pp", size=4), Axis(name="tp", size=2)),
         )  # fmt: skip
-        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0,)
+        assert Cluster(1, 8).find_roles(Recording(run=run)) == (0, 1, 6)
 
 
 class TestFiles:
@@ -169,6 +355,37 @@ class TestFiles:
         with pytest.raises(FileNotFoundError):
             open("missing/file.txt", "w")  # noqa: SIM115
 
+    def test_folders_databases_links_and_archives_are_redirected(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        work = tmp_path / "work"
+        (work / "data" / "deep").mkdir(parents=True)
+        (work / "data" / "deep" / "a.txt").write_text("a")
+        monkeypatch.chdir(work)
+        request = make_request(tmp_path / "scratch")
+        with SimulatedRank(request, Job(rank=0, instrument="trace")).entered():
+            shutil.rmtree("data")
+            assert not os.path.exists("data/deep/a.txt")
+            os.makedirs("runs/first")
+            os.chdir("runs/first")
+            assert os.getcwd() == str(work / "runs" / "first")
+            Path("log.txt").write_text("x")
+            assert Path("../first/log.txt").read_text() == "x"
+            os.chdir("../..")
+            database = sqlite3.connect("runs.db")
+            database.execute("create table losses (loss)")
+            database.close()
+            with tarfile.open("all.tar", "w") as archive:
+                archive.add("runs")
+            os.symlink("runs", "latest")
+            assert os.listdir("latest/first") == ["log.txt"]
+            with pytest.raises(FileExistsError):
+                os.open("all.tar", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with pytest.raises(OSError, match="not empty"):
+                os.rmdir("runs")
+            assert sorted(os.listdir()) == ["all.tar", "latest", "runs", "runs.db"]
+        assert [file.name for file in work.rglob("*")] == ["data", "deep", "a.txt"]
+
     def test_the_users_files_do_not_change(self, tmp_path: Path) -> None:
         work = tmp_path / "work"
         work.mkdir()
@@ -185,3 +402,14 @@ class TestFiles:
             assert torch.load(work / "state.pt") == {"step": 1}
         assert sorted(os.listdir(work)) == ["config.txt", "old.txt"]
         assert (work / "config.txt").read_text() == "original"
+
+    def test_checkpoints_are_skipped_if_the_user_asks_for_it(self, tmp_path: Path) -> None:
+        request = make_request(tmp_path / "scratch", skips_checkpoints=True)
+        simulated = SimulatedRank(request, Job(rank=0, instrument="trace"))
+        with simulated.entered():
+            torch.save({"step": 1}, tmp_path / "state.pt")
+            torch.distributed.checkpoint.save({"weight": torch.ones(2)}, checkpoint_id="folder")
+            assert os.path.getsize(tmp_path / "state.pt") == 0
+            assert not os.path.exists("folder")
+        assert not (tmp_path / "state.pt").exists()
+        assert list(simulated.find_gaps()) == []

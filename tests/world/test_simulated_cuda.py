@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,30 @@ class TestDecisions:
         q = q.to(torch.bfloat16)
         mixed = functional.scaled_dot_product_attention(q, q, q)
         assert "ScaledDotProductCudnnAttention" in type(mixed.grad_fn).__name__
+
+    @pytest.mark.parametrize(
+        ("sizes", "first", "kernel"),  # as on an H200 with torch 2.11 and cuDNN 9.19
+        [
+            ((192, 128), None, "Cudnn"),
+            ((192, 128), SDPBackend.FLASH_ATTENTION, "Cudnn"),
+            ((192, 128), SDPBackend.EFFICIENT_ATTENTION, "Efficient"),
+            ((128, 128), SDPBackend.FLASH_ATTENTION, "Flash"),
+            ((576, 512), None, "Efficient"),
+        ],
+    )
+    def test_attention_kernels_by_size_of_heads_and_priority(
+        self, world: World, sizes: tuple[int, int], first: SDPBackend | None, kernel: str
+    ) -> None:
+        q, v = (
+            torch.randn(2, 4, 8, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for size in sizes
+        )
+        rest = (SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+        order = None if first is None else sdpa_kernel([first, *rest], set_priority=True)
+        with order or nullcontext():
+            mixed = functional.scaled_dot_product_attention(q, q, v)
+        assert f"ScaledDotProduct{kernel}Attention" in type(mixed.grad_fn).__name__
+        assert mixed.shape[-1] == sizes[1]
 
     def test_attention_without_a_kernel_is_refused_as_on_a_gpu(self, world: World) -> None:
         q = torch.randn(2, 4, 8, 16, device="cuda")

@@ -1,4 +1,4 @@
-"""Checkpoints of tensors without data, which are not written."""
+"""Checkpoints of launched programs: of tensors without data none is written; others are read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict_saver
 
+from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.tree import pytree_map
 from shardscope.errors import ShardscopeError
 
 # What saving tensors without data may raise.
@@ -32,10 +34,14 @@ OnSkip = Callable[[str], None]
 
 
 @contextmanager
-def skipped_checkpoints(on_skip: OnSkip) -> Iterator[None]:
-    """Write an empty file, or nothing, where the program saves tensors, until the context ends."""
+def skipped_checkpoints(on_skip: OnSkip, *, skips_data: bool) -> Iterator[None]:
+    """Write an empty file, or nothing, where the program saves tensors, until the context ends.
+
+    With `skips_data`, `torch.save` writes no data either; otherwise it writes what has data.
+    """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch, "save", _skip_file(torch.save, on_skip)))
+        save = _skip_file(torch.save, on_skip, skips_data=skips_data)
+        stack.enter_context(patch.object(torch, "save", save))
         for module in (checkpoint, state_dict_saver):
             for name in ("save", "save_state_dict", "async_save"):
                 function = getattr(module, name, None)
@@ -44,6 +50,62 @@ def skipped_checkpoints(on_skip: OnSkip) -> Iterator[None]:
                     stack.enter_context(patch.object(module, name, skip))
         _skip_safetensors(stack, on_skip)
         yield
+
+
+@contextmanager
+def loaded_with_data() -> Iterator[None]:
+    """Let `torch.load` read data on the host, where torch would make tensors on meta.
+
+    Tensors that it would put on a GPU are moved there, and have no data.
+    """
+    read = torch.load
+
+    @functools.wraps(read)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        devices: dict[int, torch.device] = {}  # of what belongs on a GPU, by the storage
+
+        def place(storage: Any, location: str) -> Any:
+            target = _find_location(map_location, storage, location)
+            if isinstance(target, torch.device) and target.type != "cpu":
+                devices[storage._cdata] = target
+                return storage
+            return storage if isinstance(target, torch.device) else target
+
+        with disable_dispatch_modes():
+            loaded = read(f, place, *args, **kwargs)
+
+        def move(value: Any) -> Any:
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                return value
+            device = devices.get(value.untyped_storage()._cdata)
+            return value if device is None else value.to(device)
+
+        return pytree_map(move, loaded) if devices else loaded
+
+    with patch.object(torch, "load", load):
+        yield
+
+
+def _find_location(map_location: Any, storage: Any, location: str) -> Any:
+    """The device of a storage by torch.load's `map_location`, or the storage that it returned."""
+    if callable(map_location) and not isinstance(map_location, torch.device):
+        with patch.object(torch.UntypedStorage, "cuda", _name_device):
+            result = map_location(storage, location)
+        return torch.device(location) if result is None else result
+    if isinstance(map_location, dict):
+        location = map_location.get(location, location)
+    elif map_location is not None:
+        location = map_location
+    return torch.device(location)
+
+
+def _name_device(storage: Any, device: Any = None, *_: Any, **__: Any) -> torch.device:
+    """The device to which `storage.cuda(device)` would copy."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if device is None
+        else torch.device(device)
+    )
 
 
 @contextmanager
@@ -76,11 +138,15 @@ def _skip_safetensors(stack: ExitStack, on_skip: OnSkip) -> None:
             stack.enter_context(patch.object(module, name, skip))
 
 
-def _skip_file(save: Callable[..., Any], on_skip: OnSkip) -> Callable[..., None]:
+def _skip_file(
+    save: Callable[..., Any], on_skip: OnSkip, *, skips_data: bool
+) -> Callable[..., None]:
     @functools.wraps(save)
     def skip(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            if isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
+            if skips_data and isinstance(f, str | os.PathLike):
+                _write_empty(f)
+            elif isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
                 with open(f, "wb") as file:
                     save(obj, file, *args, **kwargs)
             else:

@@ -38,6 +38,8 @@ else:
         "torch.utils._python_dispatch.TorchDispatchMode", "observe the ops of a step"
     )
 
+COPY = find_name("torch.ops.aten._to_copy.default", "keep values known when tensors are moved")
+"""The op behind `tensor.to(…)`, if that changes something."""
 READ_VALUE = find_name(
     "torch.ops.aten._local_scalar_dense.default",
     "handle code that reads the value of a tensor without data",
@@ -47,6 +49,11 @@ READ_VALUE = find_name(
 TORCHS_OWN = ("aten", "prims", "inductor_prims", "prim")
 """Namespaces of ops that come with torch."""
 
+push_dispatch_mode = find_name(
+    "torch.utils._python_dispatch._push_mode",
+    "make tensors without data on the threads of a launched program",
+)
+"""Activate a mode on this thread until the thread ends; unlike `with`, it leaves no state on it."""
 disable_dispatch_modes = _disable_current_modes
 """A context in which no dispatch mode sees the ops that this package runs itself."""
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import style as parallel_style
+from torch.nn.attention.flex_attention import create_block_mask
 
 from shardscope._torch.module_calls import CALL_CODE
 from shardscope._torch.private import find_code
@@ -189,6 +190,18 @@ def is_optimizer_running(frame: FrameType | None) -> bool:
 def is_compiled_running(frame: FrameType | None) -> bool:
     """Whether `frame` is inside a call of a compiled function, even if it runs eagerly."""
     return _is_around(frame, _COMPILED)
+
+
+def is_compiled_mask_running(frame: FrameType | None) -> bool:
+    """Whether `frame` is inside a compiled `create_block_mask`, even if it runs eagerly.
+
+    Eager, it computes the mask of every query and key; compiled, it keeps that of blocks only.
+    """
+    while frame is not None:
+        if frame.f_code is create_block_mask.__code__:
+            return is_compiled_running(frame)
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

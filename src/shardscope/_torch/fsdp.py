@@ -229,15 +229,16 @@ def fsdp_groups(model: nn.Module) -> Iterator[FsdpGroup]:
         )
 
 
-# By attribute of a group: the option that sets it, and torch's default.
-_OPTIONS: dict[str, tuple[str, object]] = {
-    "reshard_after_backward": ("reshard_after_backward", True),
-    "gradient_divide_factor": ("gradient_divide_factor", None),
-    "reduce_scatter_unused_params": ("reduce_scatter_unused_params", False),
-    "reduce_scatter_max_input_buffers": ("reduce_scatter_max_input_buffers", 1),
-    "force_sum_reduction_for_comms": ("force_sum_reduction_for_comms", False),
-    "unshard_in_backward": ("unshard_in_backward", True),
+# Options that a group has as attributes of the same name, with torch's default.
+_DEFAULTS: dict[str, object] = {
+    "reshard_after_backward": True,
+    "gradient_divide_factor": None,
+    "reduce_scatter_unused_params": False,
+    "reduce_scatter_max_input_buffers": 1,
+    "force_sum_reduction_for_comms": False,
+    "unshard_in_backward": True,
 }
+# By the first part of the name of a class of torch's: the option that makes FSDP use it.
 _COMMS = {
     "SymmMem": "symm_mem_for_comm=NCCL",
     "ProcessGroupAlloc": "allocate_memory_from_process_group_for_comm=True",
@@ -246,8 +247,8 @@ _COMMS = {
 
 def _read_options(group: Any) -> Iterator[str]:
     """The options of a group that differ from torch's default; older torch has fewer of them."""
-    for attribute, (option, default) in _OPTIONS.items():
-        value = getattr(group, attribute, default)
+    for option, default in _DEFAULTS.items():
+        value = getattr(group, option, default)
         if value != default:
             yield f"{option}={value}"
     if not group.reduce_grads:
@@ -266,12 +267,13 @@ def _read_options(group: Any) -> Iterator[str]:
 
 
 def _read_comms(group: Any) -> Iterator[str]:
-    options: dict[str, None] = {}
+    """How a group allocates the buffers of its collectives, or which classes replace torch's."""
+    options: dict[str, None] = {}  # in order; the same option may hold for both collectives
     for kind in ("all_gather", "reduce_scatter"):
         name = type(getattr(group, f"_{kind}_comm", None)).__name__
-        own = [option for prefix, option in _COMMS.items() if name.startswith(prefix)]
         if not name.startswith(("Default", "NoneType")):
-            options[own[0] if own else f"custom_{kind}={name}"] = None
+            known = (option for prefix, option in _COMMS.items() if name.startswith(prefix))
+            options[next(known, f"custom_{kind}={name}")] = None
     yield from options
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,11 +36,38 @@ def describe_axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
     return tuple(Axis(name=name, size=size) for name, size in sizes)
 
 
+def choose_mesh(used: Sequence[DeviceMesh], known: Sequence[DeviceMesh]) -> DeviceMesh | None:
+    """The mesh whose axes describe a run: the root with the most ranks; None if there is no mesh.
+
+    A program may make a mesh of all ranks with one axis, and divide that axis in several ways. Then
+    it is the division with the axes of the most parameters.
+
+    Args:
+        used: The mesh of every parameter.
+        known: Other meshes of the program.
+    """
+    meshes = {id(mesh): mesh for mesh in (*known, *used)}.values()
+    if not meshes:
+        return None
+    largest = max(map(root_mesh, meshes), key=lambda root: root.size())
+    if largest.ndim > 1:
+        return largest
+    names = Counter(name for mesh in used for name in axis_names(mesh))
+    divisions = [mesh for mesh in meshes if mesh.size() == largest.size() and mesh.ndim > 1]
+    return max(divisions, key=lambda mesh: _count_axes(mesh, names), default=largest)
+
+
+def _count_axes(mesh: DeviceMesh, names: Counter[str]) -> tuple[int, int]:
+    """How often the axes of `mesh` with several ranks occur among `names`, and their number."""
+    axes = [name for name, size in zip(axis_names(mesh), mesh.shape, strict=True) if size > 1]
+    return sum(names[name] for name in axes), len(axes)
+
+
 def group_axes(mesh: DeviceMesh) -> dict[str, str]:
     """Axis name by process-group name, for the groups of `mesh` and of its flattened parts."""
     axes: dict[str, str] = {}
     root = root_mesh(mesh)
-    for candidate in (root, mesh, *getattr(root, "_flatten_mapping", {}).values()):
+    for candidate in (mesh, root, *getattr(root, "_flatten_mapping", {}).values()):
         axes = {**_axes_of(candidate), **axes}
     return axes
 

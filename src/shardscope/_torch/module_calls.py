@@ -48,7 +48,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _watchers: tuple[ModuleWatcher, ...] = ()
 _lock = threading.RLock()
 _replacement: CallReplacement | None = None
-_depth = threading.local()
+_replacing = threading.local()  # whether this thread is inside a replaced call
 
 
 def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             watcher.enter(module)
         watchers += added
     try:
-        if _replacement is not None and not getattr(_depth, "value", 0):
+        if _replacement is not None and not getattr(_replacing, "is_on", False):
             return _replace_call(_replacement, module, args, kwargs)
         if _unwrapped is not _torchs_own or not _calls_impl:
             return _unwrapped(module, *args, **kwargs)
@@ -83,11 +83,11 @@ CALL_CODE: CodeType = _watched_call.__code__
 def _replace_call(
     replacement: CallReplacement, module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    _depth.value = 1
+    _replacing.is_on = True
     try:
         return replacement(module, functools.partial(_unwrapped, module), args, kwargs)
     finally:
-        _depth.value = 0
+        _replacing.is_on = False
 
 
 def replace_outermost_calls(replacement: CallReplacement | None) -> None:

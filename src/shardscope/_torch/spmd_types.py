@@ -111,7 +111,7 @@ def read_types(src: object, dst: object) -> tuple[str, str] | None:
 def name_forward(code: CodeType) -> str:
     """The function whose backward the code is: `all_gather` for `_AllGatherShard.backward`."""
     words = _CAPITAL.sub("_", code.co_qualname.split(".")[0].lstrip("_")).lower()
-    is_known = [name for name in (*_COLLECTIVES, "convert") if words.startswith(name)]
-    if is_known:
-        return is_known[0]
+    for name in (*_COLLECTIVES, "convert"):
+        if words.startswith(name):
+            return name
     return "convert" if words == "invariant_to_replicate" else "reinterpret"

@@ -2,7 +2,7 @@
 
 `leaves` and `map_leaves` know lists, tuples, dicts and slices, and cost less than a microsecond
 for the arguments of an op: torch's pytrees take ten times as long, too long for what runs at every
-op. Use torch's (`pytree_leaves`, `pytree_map`, `flatten`, `unflatten`) where containers may be
+op. Use torch's (the names that begin with `pytree_`) where containers may be
 classes that a user registered there, or where their structure has to be restored, and
 `attribution.tensors` for the arguments and results of a model.
 """
@@ -24,21 +24,22 @@ pytree_leaves = find_name(
 """`pytree_leaves(tree)`: the leaves of nested containers, as a list."""
 
 pytree_flatten = find_name(
-    "torch.utils._pytree.tree_flatten", "compare the arguments and results of module calls"
+    "torch.utils._pytree.tree_flatten", "list the inputs of a program or of a module call"
 )
-"""`pytree_flatten(tree)`: the leaves, and a structure whose `unflatten(leaves)` restores it."""
+"""`pytree_flatten(tree)`: the leaves, and a spec whose `unflatten(leaves)` restores the tree."""
+
+pytree_unflatten = find_name(
+    "torch.utils._pytree.tree_unflatten", "restore the structure of a program's inputs and outputs"
+)
+"""`pytree_unflatten(leaves, spec)`: the tree with this spec."""
 
 pytree_map = find_name(
     "torch.utils._pytree.tree_map", "replace the arguments of an op by replicated tensors"
 )
 """`pytree_map(function, tree)`: the same containers with `function(leaf)` for each leaf."""
 
-flatten = find_name("torch.utils._pytree.tree_flatten", "list the inputs of a program")
 leaves_with_path = find_name(
     "torch.utils._pytree.tree_leaves_with_path", "name the inputs and outputs of a program"
-)
-unflatten = find_name(
-    "torch.utils._pytree.tree_unflatten", "restore the structure of a program's inputs and outputs"
 )
 tree_flatten_spec = find_name(
     "torch.fx._pytree.tree_flatten_spec", "accept inputs whose keys are in a different order"
@@ -96,13 +97,13 @@ def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
         in_order: list[Any] = tree_flatten_spec(nest, tree)
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
         return None
-    return in_order if len(in_order) == len(flatten(nest)[0]) else None
+    return in_order if len(in_order) == len(pytree_flatten(nest)[0]) else None
 
 
 def leaf_paths(spec: Any) -> list[tuple[str, ...]] | None:
     """The path of every leaf of a value with this spec; None if it cannot be built."""
     try:
-        numbered = leaves_with_path(unflatten(range(spec.num_leaves), spec))
+        numbered = leaves_with_path(pytree_unflatten(range(spec.num_leaves), spec))
     except Exception:  # noqa: BLE001 - a user's class is built from numbers here, and may raise
         return None
     return [tuple(map(_part, path)) for path, _ in numbered]

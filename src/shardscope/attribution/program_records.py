@@ -22,10 +22,10 @@ from shardscope._torch.collectives.schema import num_bytes
 from shardscope._torch.fsdp import meshes_of, sharded_parameters, user_class
 from shardscope._torch.mesh import (
     axis_names,
+    choose_mesh,
     describe_axes,
     describe_placements,
     local_shape,
-    root_mesh,
 )
 from shardscope._torch.modules import own_parameters
 from shardscope._torch.private import missing_names, warn_if_untested
@@ -261,7 +261,7 @@ def read_axes(
     mesh: DeviceMesh | None = None,
     on_mesh: Callable[[DeviceMesh], None] | None = None,
 ) -> tuple[Axis, ...]:
-    """The axes of the largest mesh in use: `mesh`, the simulated world's, or one of the models'.
+    """The axes of a run: those of `mesh`, the models' meshes or the world's, by `choose_mesh`.
 
     Args:
         names: The models, by the names of their modules.
@@ -269,28 +269,20 @@ def read_axes(
         mesh: A mesh that the user named.
         on_mesh: Called with every mesh.
     """
-    largest: DeviceMesh | None = None
-    for candidate in _find_meshes(names, mesh, report_gap):
-        try:
-            if on_mesh is not None:
-                on_mesh(candidate)
-            root = root_mesh(candidate)
-            if largest is None or root.size() > largest.size():
-                largest = root
-        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
-            report_gap("mesh", f"a mesh could not be read ({error!r})")
-    return () if largest is None else describe_axes(largest)
-
-
-def _find_meshes(
-    names: ModuleNames, mesh: DeviceMesh | None, report_gap: Callable[[str, str], None]
-) -> list[DeviceMesh]:
     world = current_world()
-    known = (mesh, *(() if world is None else world.meshes))
-    meshes = [mesh for mesh in known if mesh is not None]
+    named = [] if mesh is None else [mesh]
+    known = [*named, *(() if world is None else world.meshes)]
+    used: list[DeviceMesh] = []
     try:
-        for model in names.roots():
-            meshes.extend(mesh for mesh in meshes_of(model) if mesh not in meshes)
+        used += (mesh for model in names.roots() for mesh in meshes_of(model))
     except Exception as error:  # noqa: BLE001 - tracing must not fail the run
         report_gap("mesh", f"the model's meshes could not be read ({error!r})")
-    return meshes
+    try:
+        if on_mesh is not None:
+            for candidate in {id(mesh): mesh for mesh in (*named, *used, *known)}.values():
+                on_mesh(candidate)
+        chosen = choose_mesh(used, known)
+    except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+        report_gap("mesh", f"a mesh could not be read ({error!r})")
+        return ()
+    return () if chosen is None else describe_axes(chosen)

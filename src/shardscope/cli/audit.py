@@ -77,8 +77,8 @@ def command(
     TARGET is as for trace; it may also define plan, the dict that it passes to parallelize_module.
     A step is run to find ops that mix plain tensors with DTensors.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run. Its model is
-    inspected when it is first called, and no step is run.
+    Instead of TARGET, an unmodified training program may follow --: see shardscope run. Its model
+    is inspected when it is first called, and no step is run.
     """
     if program is not None:
         ctx.exit(

@@ -200,7 +200,7 @@ def record_command(
     Counts must stay equal; bytes and memory may shrink. With --force an existing contract is
     updated: its comments, its order and the limits that you added stay.
 
-    Instead of RECORDINGs, a training program may follow --, as it is: see shardscope run.
+    Instead of RECORDINGs, an unmodified training program may follow --: see shardscope run.
     """
     share = parse_share(slack, option="--slack", at_most=1)
     check_output(output, force=force)

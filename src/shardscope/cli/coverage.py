@@ -78,7 +78,7 @@ def command(
     batch(model). If it defines parallelize(model, mesh), each op is tested at the placements
     that it has there; otherwise with each dim of each input sharded in turn.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run. The ops of
+    Instead of TARGET, an unmodified training program may follow --: see shardscope run. The ops of
     its model are tested on the inputs of its first training call, as the program has sharded it.
     """
     axes = parse_mesh(mesh)

@@ -98,7 +98,7 @@ def command(
     here. With --mesh, parallelize(model, mesh) shards it first, in a simulated world. Started by
     torchrun it runs on real ranks; `shardscope show` of all their recordings compares the graphs.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run. If it
+    Instead of TARGET, an unmodified training program may follow --: see shardscope run. If it
     compiles nothing, its model is compiled on the inputs of its first call.
     """
     if program is not None:

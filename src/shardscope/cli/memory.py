@@ -53,7 +53,7 @@ _MIN_GPU_BYTES = 16 << 20
         "shardscope memory train.py --mesh dp=8,tp=4 --gpu-memory 80GiB",
         "shardscope memory --nnodes 16 --gpu h100 -- pretrain.py",
     ],
-    fails_if="The step does not fit into --gpu-memory, or, with --strict, there is a gap.",
+    fails_if="The step does not fit into --gpu-memory or --gpu, or, with --strict, there is a gap.",
     takes_program=True,
 )
 @click.argument("target", metavar="TARGET", required=False)
@@ -98,8 +98,8 @@ def command(
     not sharded. With --gpu-memory the output says whether the step fits, and if not, what to
     change.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run. The
-    output says whether it fits --gpu.
+    Instead of TARGET, an unmodified training program may follow --: see shardscope run. The
+    output says whether its step fits into the memory of --gpu.
     """
     if program is not None:
         ctx.exit(

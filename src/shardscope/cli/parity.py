@@ -15,7 +15,7 @@ from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
-from shardscope.cli.program import LaunchedProgram, describe_ended, program_options
+from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
     force_option,
     output_option,
@@ -150,7 +150,7 @@ def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Reco
             num_nodes=program.num_nodes,
             num_per_node=program.num_per_node,
             single_args=single_args,
-            on_job=lambda ended: report(describe_ended(ended)),
+            on_event=lambda event: report(f"rank {event.job.rank}, {event.job.instrument}"),
         )
 
 

@@ -16,14 +16,14 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from shardscope.cli.console import exit_code, print_line, show_progress
+from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
 from shardscope.errors import TargetError
-from shardscope.launch.api import GPU_NAMES, RunResult, run
+from shardscope.launch.api import CHECKPOINTS, GPU_NAMES, RunResult, run_until_interrupted
 from shardscope.launch.program import Program
-from shardscope.launch.request import JobEnded
+from shardscope.launch.request import Busy, Event, JobEnded, StepsEnded
 from shardscope.record import MemoryProfile, Recording, Severity
 from shardscope.record.text import sanitize_text
 
@@ -44,7 +44,7 @@ _OPTIONS = {
         default="0",
         show_default=True,
         metavar="RANKS",
-        help="Ranks to run: 0,8-15, all, or roles (a rank for each pipeline stage).",
+        help="Ranks to run: 0,8-15, all, or roles (each pipeline stage, the last of each axis).",
     ),
     "steps": click.option(
         "--steps",
@@ -52,6 +52,13 @@ _OPTIONS = {
         default=2,
         show_default=True,
         help="Training steps after which the program is ended.",
+    ),
+    "checkpoints": click.option(
+        "--checkpoints",
+        type=click.Choice(CHECKPOINTS),
+        default=CHECKPOINTS[0],
+        show_default=True,
+        help="Write the program's checkpoints to a scratch folder, or skip them.",
     ),
     "gpu": click.option(
         "--gpu",
@@ -62,7 +69,9 @@ _OPTIONS = {
     ),
 }
 """The options that describe the cluster of a program, by the names of their parameters."""
+
 ProgramRenderer = Callable[[Recording], Sequence[RenderableType]]
+"""What a command prints of the recording that it made of a program."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class LaunchedProgram:
     ranks: str = "0"
     steps: int = 2
     gpu: str = GPU_NAMES[0]
+    checkpoints: str = CHECKPOINTS[0]
 
     @property
     def name(self) -> str:
@@ -82,9 +92,21 @@ class LaunchedProgram:
         return self.program.name
 
     def run(self, *, data: bool = False, real: bool = False, **options: Any) -> RunResult:
-        """Run the program, and show which of its processes have ended."""
+        """Run the program until it ends or is interrupted, and show its progress."""
+        warned: set[int] = set()  # ranks: all their processes run the same program
         with show_progress(f"running {self.program.script}") as report:
-            return run(
+
+            def on_event(event: Event) -> None:
+                rank, instrument = event.job.rank, event.job.instrument
+                if isinstance(event, StepsEnded):
+                    report(f"rank {rank}, {instrument}: step {event.num_steps} of {self.steps}")
+                elif isinstance(event, JobEnded):
+                    report(f"rank {rank}, {instrument}: ended")
+                elif rank not in warned:
+                    warned.add(rank)
+                    click.echo(sanitize_text(_warn_of_computation(event)), err=True)
+
+            return run_until_interrupted(
                 self.program.script,
                 *self.program.args,
                 num_nodes=self.num_nodes,
@@ -93,9 +115,10 @@ class LaunchedProgram:
                 steps=self.steps,
                 gpu=self.gpu,
                 is_module=self.program.is_module,
+                checkpoints=self.checkpoints,
                 data=data,
                 real=real,
-                on_job=lambda ended: report(describe_ended(ended)),
+                on_event=on_event,
                 **options,
             )
 
@@ -123,7 +146,7 @@ class LaunchedProgram:
         return print_failures(result) or code
 
     def suggest_next(self, recording: Recording, path: str) -> str:
-        """The command that is most useful after a run."""
+        """The command that is most useful after a run whose recording was saved as `path`."""
         if any(map(_is_too_large, recording.memory)):
             return f"shardscope show {path} --view memory"
         if any(explanation.break_sites for explanation in recording.explanations):
@@ -133,6 +156,7 @@ class LaunchedProgram:
         return f"shardscope report {path}"
 
     def _command(self, verb: str) -> str:
+        """The command line that runs the program on the same cluster with another verb."""
         defaults = LaunchedProgram(self.program)
         words = [
             word
@@ -143,21 +167,30 @@ class LaunchedProgram:
         return f"{shlex.join(['shardscope', verb, *words])} -- {self.program.command}"
 
 
-def describe_ended(ended: JobEnded) -> str:
-    """Which process has ended."""
-    return f"rank {ended.job.rank}: {ended.job.instrument} has ended"
-
-
 def _is_too_large(profile: MemoryProfile) -> bool:
     needed, device = profile.needed_bytes, profile.device_bytes
     return needed is not None and device is not None and needed > device
 
 
 def print_failures(result: RunResult) -> int:
-    """Print why ranks failed; the exit code is 2 if any did."""
+    """Print why ranks failed, and what they printed if that was not shown.
+
+    Returns the exit code: 2 if any failed, or that of a signal that has interrupted the run.
+    """
+    for output in result.hidden_outputs:
+        click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
     for failure in result.failures:
         click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
+    if result.signal is not None:
+        return 128 + result.signal  # as a shell reports a program that a signal has ended
     return 2 if result.failures else 0
+
+
+def _warn_of_computation(event: Busy) -> str:
+    return (
+        f"shardscope: rank {event.job.rank} has computed for {event.seconds} s without a training "
+        f"step, and is at {event.place}. Press Ctrl-C to end it; what was recorded is kept."
+    )
 
 
 def cluster_options(*names: str) -> Callable[[Any], Any]:
@@ -252,8 +285,3 @@ def _find_option(ctx: click.Context, names: Iterable[str]) -> str | None:
 
 def _name_option(ctx: click.Context, name: str) -> str:
     return next(option.opts[-1] for option in ctx.command.params if option.name == name)
-
-
-def print_next(program: LaunchedProgram, recording: Recording, destination: Destination) -> None:
-    """Print the command that is most useful now, on the last line."""
-    print_line(f"next: {program.suggest_next(recording, str(destination.path))}")

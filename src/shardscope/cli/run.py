@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from shardscope.cli.console import exit_code
+from shardscope.cli.console import exit_code, print_line
 from shardscope.cli.destination import Destination
 from shardscope.cli.program import (
     LaunchedProgram,
     cluster_options,
     print_failures,
-    print_next,
     read_program,
 )
 from shardscope.cli.shared_options import by_option, force_option, output_option, strict_option
@@ -36,7 +35,7 @@ from shardscope.report.text.summary import View, render_summary
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu")
+@cluster_options("num_nodes", "num_per_node", "ranks", "steps", "gpu", "checkpoints")
 @click.option(
     "--data",
     is_flag=True,
@@ -63,12 +62,12 @@ def command(
     strict: bool,
     **cluster: Any,
 ) -> None:
-    """Run PROGRAM, a training script as it is, as ranks of a cluster that is not there.
+    """Run PROGRAM, an unmodified training script, as ranks of a simulated cluster.
 
-    Use it where you would write torchrun: the program sees the environment, process groups and GPUs
-    of its rank. Nothing is sent, tensors on the GPU have no data, and the program is ended after a
-    few training steps. What it communicated and how much memory it needs is printed and saved.
-    With --data all ranks compute, with gloo and on the CPU, so that values that are read are real.
+    Use it in place of torchrun: the program sees the environment, process groups and GPUs of its
+    rank. Nothing is sent, tensors on the GPU have no data, and the program is ended after a few
+    training steps. Prints and saves what it communicated and how much memory it needs. With --data,
+    all ranks compute real numbers, with gloo and on the CPU.
     """
     launched = LaunchedProgram(read_program(program, is_module=is_module), **cluster)
     destination = Destination(launched.name, output, force=force)
@@ -77,7 +76,7 @@ def command(
     if result.has_recording:
         recording = review(result.recording)
         destination.finish(recording, render_summary(recording, by=by))
-        print_next(launched, recording, destination)
+        print_line(f"next: {launched.suggest_next(recording, str(destination.path))}")
         code = exit_code(recording, is_strict=strict)
     code = print_failures(result) or code
     sys.stderr.flush()

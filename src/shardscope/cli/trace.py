@@ -150,7 +150,7 @@ def command(
     With --mesh the step runs in this process as one rank of a simulated world, on tensors without
     data. Started by torchrun it runs on real ranks, and each rank saves a recording.
 
-    Instead of TARGET, a training program may follow --, as it is: see shardscope run.
+    Instead of TARGET, an unmodified training program may follow --: see shardscope run.
     """
     if program is not None:
         ctx.exit(

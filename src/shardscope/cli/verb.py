@@ -19,7 +19,8 @@ EXIT_CODES = {
     "have no other code unless an option such as --strict or --fail-on asks for a check.",
     1: "A check failed: a finding is a warning or an error, numbers differ, or a limit is "
     "exceeded. The help of each command says which.",
-    2: "Wrong usage, a file that cannot be read or written, or a TARGET that cannot run.",
+    2: "Wrong usage, a file that cannot be read or written, or a TARGET or a program that cannot "
+    "run.",
 }
 """What the exit codes of all commands mean."""
 
@@ -29,10 +30,14 @@ _UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
 
 @final
 class Verb(click.Command):
-    """A command; `fails_if` says when it exits with 1, if it ever does.
+    """A command whose help has examples and exit codes.
 
-    With `takes_program`, what follows `--` is a program, which the command takes from its context;
-    without, `instead_of_program` says what to do, if the command takes a TARGET.
+    Args:
+        examples: Command lines.
+        fails_if: When the command exits with 1; None if it never does.
+        takes_program: Whether a program may follow `--`. It is then in the context's `meta`, under
+            the key `PROGRAM`, and `@program_options` reads it.
+        instead_of_program: What a command that takes only a TARGET says when a program follows.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Verb(click.Command):
         self.instead_of_program = instead_of_program
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the words after `--` apart; fail if a TARGET is expected and a program is not."""
+        """Move the words after `--` to the context; fail if the command takes a TARGET only."""
         if "--" in args and (self.takes_program or self._has_target):
             index = args.index("--")
             if not self.takes_program:
@@ -72,11 +77,18 @@ class Verb(click.Command):
     def _has_target(self) -> bool:
         return any(parameter.name == "target" for parameter in self.params)
 
+    @property
+    def _runs_code(self) -> bool:
+        """Whether the command runs a TARGET or a program."""
+        return self.takes_program or any(
+            parameter.name in ("target", "program") for parameter in self.params
+        )
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the examples and the exit codes below the options."""
         write_examples(formatter, self.examples)
         codes = [("0", "Success."), ("1", self.fails_if)]
-        codes.append(("2", EXIT_CODES[2] if self._has_target else _UNUSABLE_FILE))
+        codes.append(("2", EXIT_CODES[2] if self._runs_code else _UNUSABLE_FILE))
         with formatter.section("Exit codes"):
             formatter.write_dl([(code, text) for code, text in codes if text])
 

@@ -310,7 +310,7 @@ def find_cause(
             owner, num_parameters = values
             return FullyShard(action=_action(kind, action), num_parameters=num_parameters), owner
     if Role.SPMD_CALL in stack.frame_locals:
-        return _spmd_call(stack, payload.group.record.axis), None
+        return _read_spmd_call(stack, payload.group.record.axis), None
     if stack.graph is not None:
         # Not the function's name: every GraphModule has `forward`, and Inductor's is always
         # `call`.
@@ -322,7 +322,7 @@ def find_cause(
     return Call(api=f"torch.ops.{payload.op}"), None
 
 
-def _spmd_call(stack: Stack, axis: str | None) -> SpmdCall:
+def _read_spmd_call(stack: Stack, axis: str | None) -> SpmdCall:
     function, before, after = stack.frame_locals[Role.SPMD_CALL]
     (forward,) = stack.frame_locals.get(Role.SPMD_BACKWARD, (None,))
     return SpmdCall(function=function, axis=axis, before=before, after=after, backward_of=forward)

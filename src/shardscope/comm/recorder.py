@@ -48,6 +48,7 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     Compiled,
+    FullyShard,
     Gap,
     Group,
     Phase,
@@ -342,7 +343,7 @@ class Recorder:
             input_bytes=payload.input_bytes,
             output_bytes=payload.output_bytes,
             wire_bytes=payload.wire_bytes,
-            phase=note.phase,
+            phase=_BACKWARD if _reduces_gradients(cause) else note.phase,
             owner=_owner_name(cause, self._names.name(trigger if owner is None else owner)),
             trigger=self._names.name(trigger),
             cause=cause,
@@ -438,6 +439,11 @@ _BACKWARD, _FORWARD, _RECOMPUTE, _OUTSIDE = (
     Phase.RECOMPUTE,
     Phase.OUTSIDE,
 )
+
+
+def _reduces_gradients(cause: object) -> bool:
+    """Whether FSDP reduces gradients; pipeline schedules let it do so after backward has ended."""
+    return isinstance(cause, FullyShard) and cause.action != "unshard"
 
 
 def _phase(boundary: Role | None) -> Phase:

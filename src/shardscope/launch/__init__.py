@@ -1,4 +1,4 @@
-"""Runs training programs, unmodified, as ranks of a cluster that is not there.
+"""Runs training programs, unmodified, as ranks of a simulated cluster.
 
 `api.run` starts a warm process (`server`), which has imported torch and forks a process for each
 rank and instrument. In it, `rank_process` simulates what torchrun, CUDA and c10d would provide and

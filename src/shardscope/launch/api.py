@@ -7,33 +7,39 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import final
 
 import msgspec
 from msgspec.structs import replace
 
-from shardscope.errors import LaunchError
+from shardscope.errors import LaunchError, ShardscopeError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
-from shardscope.launch.request import Ending, Job, JobEnded, Request
-from shardscope.record import Recording, load, merge
+from shardscope.launch.request import Ending, Event, Job, JobEnded, Reason, Request
+from shardscope.record import Gap, Recording, load, merge
 from shardscope.record.ranks import list_ranks
 
 INSTRUMENTS = ("audit", "explain", "memory", "trace")
 """What `run` can observe."""
-_ALONE = "memory"  # compiled functions run eagerly for it, so that it has a process of its own
+_MEMORY = "memory"
+"""The instrument that has a process of its own: compiled functions run eagerly for it."""
 ROLES = "roles"
+CHECKPOINTS = ("scratch", "skip")
 GPU_NAMES = ("h200", "h100", "a100", "b200")
+PATIENCE_SECONDS = 60  # in which a process hardly uses the processor, until it counts as waiting
 MAX_DATA_RANKS = 16
 """How many ranks a run with data may have: all of them run at once, on this machine."""
 COMPILE = "compile"
 """The instrument "explain" that compiles the model if the program compiles nothing."""
 COVERAGE = "coverage"
 """Tests the ops of the model's first call, and ends the program then."""
+OnEvent = Callable[[Event], None]
 
 
 @final
@@ -45,7 +51,11 @@ class RunResult:
         >>> result.num_steps, result.failures
     """
 
-    def __init__(self, recording: Recording | None, ended: Sequence[JobEnded]) -> None:
+    def __init__(
+        self, recording: Recording | None, ended: Sequence[JobEnded], number: int | None = None
+    ) -> None:
+        self.signal = number
+        """The signal that has interrupted the run, such as SIGINT; None if none has."""
         self._recording = recording
         self._ended = ended
 
@@ -67,7 +77,10 @@ class RunResult:
     @property
     def num_steps(self) -> int:
         """The number of steps that every rank has finished."""
-        counts = [ended.ending.num_steps for ended in self._ended if ended.ending is not None]
+        counts = [
+            ended.num_steps if ended.ending is None else ended.ending.num_steps
+            for ended in self._ended
+        ]
         return min(counts, default=0)
 
     @property
@@ -83,6 +96,17 @@ class RunResult:
             for reason, failed in ranks.items()
         )
 
+    @property
+    def hidden_outputs(self) -> tuple[str, ...]:
+        """The end of what each failed rank has printed, where it was not shown."""
+        failed = [ended for ended in self._ended if ended.output and _explain(ended) is not None]
+        shown = {_explain(ended) for ended in self._ended if not ended.output}
+        outputs = {ended.job.rank: ended for ended in failed if _explain(ended) not in shown}
+        return tuple(
+            f"Rank {rank} has printed, at the end:\n{ended.output}"
+            for rank, ended in outputs.items()
+        )
+
 
 def run(
     script: str | Path,
@@ -93,10 +117,11 @@ def run(
     steps: int = 2,
     gpu: str = "h200",
     is_module: bool = False,
+    checkpoints: str = "scratch",
     data: bool = False,
     real: bool = False,
     instruments: Iterable[str] = INSTRUMENTS,
-    on_job: Callable[[JobEnded], None] = lambda ended: None,
+    on_event: OnEvent = lambda event: None,
 ) -> RunResult:
     """Run an unmodified training program as ranks of a simulated cluster, without GPUs.
 
@@ -109,32 +134,79 @@ def run(
         args: The program's arguments.
         num_nodes: The number of nodes.
         num_per_node: The number of processes, each with a GPU, per node.
-        ranks: The ranks to run: "0,8-15", "all", numbers, or "roles", a rank for each stage of a
-            pipeline.
+        ranks: The ranks to run: "0,8-15", "all", numbers, or "roles": each stage of a pipeline,
+            and the last rank along each other mesh axis.
         steps: The number of training steps after which the program is ended.
         gpu: The GPU of the nodes: h200, h100, a100 or b200.
         is_module: Whether `script` is a module's name, as for `python -m`.
+        checkpoints: "scratch" lets the program write checkpoints to a folder that is removed after
+            the run, those of tensors without data excepted; "skip" writes none.
         data: Compute with real numbers: all ranks run at once as processes of this machine, with
             gloo, and its CPU in place of the GPUs. Memory is not estimated then.
         real: Run real ranks with torchrun on this machine instead, and trace them.
         instruments: What to observe: any of audit, explain, memory and trace.
-        on_job: Called when the process of a rank has ended.
+        on_event: Called when a rank has finished a step and when its process has ended.
 
     Examples:
         >>> result = run("train.py", "--lr", "3e-4", num_nodes=128)
         >>> result.recording.memory[0].peak_bytes
     """
+    result = run_until_interrupted(
+        script,
+        *args,
+        num_nodes=num_nodes,
+        num_per_node=num_per_node,
+        ranks=ranks,
+        steps=steps,
+        gpu=gpu,
+        is_module=is_module,
+        checkpoints=checkpoints,
+        data=data,
+        real=real,
+        instruments=instruments,
+        on_event=on_event,
+    )
+    if result.signal is not None:
+        raise KeyboardInterrupt
+    return result
+
+
+def run_until_interrupted(
+    script: str | Path,
+    *args: str,
+    num_nodes: int,
+    num_per_node: int,
+    ranks: str | Iterable[int],
+    steps: int,
+    gpu: str,
+    is_module: bool,
+    checkpoints: str,
+    data: bool,
+    real: bool,
+    on_event: OnEvent,
+    instruments: Iterable[str] = INSTRUMENTS,
+) -> RunResult:
+    """As `run`, but an interruption ends the ranks and is a part of the result."""
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
     check_cluster(cluster, gpu=gpu, steps=steps, data=data, real=real)
+    if checkpoints not in CHECKPOINTS:
+        raise LaunchError(f"checkpoints is {checkpoints!r}. Choose 'scratch' or 'skip'.")
+    if real and checkpoints == "skip":
+        raise LaunchError(
+            "Checkpoints of real ranks cannot be skipped: these write their own files. Leave the "
+            "option out, or run without --real."
+        )
     names = tuple(instruments)
-    is_everywhere = data or real  # all ranks run, and nothing is known of their memory
+    runs_all_ranks = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
-    chosen = cluster.choose_ranks("all" if is_everywhere else "0" if text == ROLES else text)
-    with tempfile.TemporaryDirectory(
-        prefix="shardscope-run-", ignore_cleanup_errors=True
-    ) as folder:
+    chosen = cluster.choose_ranks("all" if runs_all_ranks else "0" if text == ROLES else text)
+    interruption = _Interruption()
+    with (
+        interruption.watched(),
+        tempfile.TemporaryDirectory(prefix="shardscope-run-", ignore_cleanup_errors=True) as folder,
+    ):
         request = Request(
             script=program.script,
             args=args,
@@ -144,20 +216,25 @@ def run(
             num_steps=steps,
             gpu=gpu,
             scratch=folder,
-            jobs=_make_jobs(chosen, _without_memory(names) if is_everywhere else names),
+            jobs=_make_jobs(chosen, _without_memory(names) if runs_all_ranks else names),
             num_parallel=cluster.size if data else os.cpu_count() or 1,
+            patience_s=PATIENCE_SECONDS,
             has_data=data,
+            skips_checkpoints=checkpoints == "skip",
         )
-        ended = list(_run_torchrun(request) if real else run_jobs(request, on_job))
+        if real:
+            ended = _run_torchrun(request, interruption)
+        else:
+            ended = _run_jobs(request, on_event, interruption)
         recording = _join(folder, ended)
-        if text == ROLES and recording is not None and not is_everywhere:
+        if text == ROLES and recording is not None and not runs_all_ranks:
             others = [rank for rank in cluster.find_roles(recording) if rank]
             request = replace(request, jobs=_make_jobs(others, names), is_shown=False)
-            ended += run_jobs(request, on_job)
+            ended += _run_jobs(request, on_event, interruption)
             recording = _join(folder, ended)
     if recording is not None:
         recording = replace(recording, run=replace(recording.run, command=program.command))
-    return RunResult(recording, ended)
+    return RunResult(recording, ended, interruption.signal)
 
 
 def check_cluster(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: bool) -> None:
@@ -186,12 +263,12 @@ def check_cluster(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: b
 
 def _without_memory(instruments: tuple[str, ...]) -> tuple[str, ...]:
     """The instruments that real ranks can have: the CPU's memory is not that of a GPU."""
-    if instruments == (_ALONE,):
+    if instruments == (_MEMORY,):
         raise LaunchError(
             "The memory of a GPU is estimated without data only: with --data and --real the CPU "
             "computes. Leave the option out."
         )
-    return tuple(name for name in instruments if name != _ALONE)
+    return tuple(name for name in instruments if name != _MEMORY)
 
 
 def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, ...]:
@@ -202,44 +279,74 @@ def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, .
             f"The instruments are {', '.join(map(repr, unknown)) or 'none'}. Choose some of "
             f"{', '.join(INSTRUMENTS)}."
         )
-    together = "+".join(name for name in instruments if name != _ALONE)
-    processes = [_ALONE] * (_ALONE in instruments) + [together] * bool(together)
+    together = "+".join(name for name in instruments if name != _MEMORY)
+    processes = [_MEMORY] * (_MEMORY in instruments) + [together] * bool(together)
     return tuple(Job(rank=rank, instrument=name) for rank in ranks for name in processes)
 
 
-def _run_torchrun(request: Request) -> Iterator[JobEnded]:
-    """Run real ranks, and yield how each has ended."""
+def _run_torchrun(request: Request, interruption: _Interruption) -> list[JobEnded]:
+    """Run real ranks; returns how each has ended."""
     file = Path(request.scratch, "request.json")
     file.write_bytes(msgspec.json.encode(request))
     module = "shardscope.launch.real_rank"
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={request.num_per_node}"]
-    subprocess.run([sys.executable, "-m", *launcher, "-m", module, str(file)], check=False)
-    for job in request.jobs:
-        path = Path(request.scratch, f"{job.stem}.ending.json")
-        ending = msgspec.json.decode(path.read_bytes(), type=Ending) if path.exists() else None
-        yield JobEnded(job=job, ending=ending)
+    with subprocess.Popen([sys.executable, "-m", *launcher, "-m", module, str(file)]) as process:
+        try:
+            process.wait()
+        except KeyboardInterrupt as interrupt:
+            interruption.note(interrupt)
+            process.terminate()  # torchrun ends its ranks
+    return [_read_ending(request, job, interruption) for job in request.jobs]
 
 
-def run_jobs(request: Request, on_job: Callable[[JobEnded], None]) -> Iterator[JobEnded]:
-    """Start the warm process, and yield each job as it ends."""
-    if not request.jobs:
-        return
+def _read_ending(request: Request, job: Job, interruption: _Interruption) -> JobEnded:
+    path = Path(request.scratch, f"{job.stem}.ending.json")
+    ending = msgspec.json.decode(path.read_bytes(), type=Ending) if path.exists() else None
+    reason = Reason.INTERRUPTED if interruption.signal else None
+    return JobEnded(job=job, ending=ending, reason=reason)
+
+
+def run_jobs(request: Request, on_event: OnEvent) -> list[JobEnded]:
+    """Run the jobs of a request; returns how each has ended. An interrupt ends all of them."""
+    interruption = _Interruption()
+    with interruption.watched():
+        ended = _run_jobs(request, on_event, interruption)
+    if interruption.signal:
+        raise KeyboardInterrupt
+    return ended
+
+
+def _run_jobs(request: Request, on_event: OnEvent, interruption: _Interruption) -> list[JobEnded]:
+    """Start the warm process; returns how each job has ended."""
+    jobs: dict[Job, JobEnded | None] = dict.fromkeys(request.jobs)
+    if not jobs or interruption.signal:
+        return []
     file = Path(request.scratch, "request.json")
     file.write_bytes(msgspec.json.encode(request))
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "shardscope.launch.server", str(file), str(writing)]
-    missing = dict.fromkeys(request.jobs)
-    with _started(command, writing) as process, open(reading, "rb") as events:
+    ids = [str(writing), str(os.getpid())]
+    command = [sys.executable, "-m", "shardscope.launch.server", str(file), *ids]
+
+    def read_events() -> None:
+        for line in events:
+            event = msgspec.json.decode(line, type=Event)
+            if isinstance(event, JobEnded):
+                jobs[event.job] = event
+            on_event(event)
+
+    with (
+        _started(command, writing) as process,
+        open(reading, "rb") as events,
+    ):
         try:
-            for line in events:
-                ended = msgspec.json.decode(line, type=JobEnded)
-                missing.pop(ended.job)
-                on_job(ended)
-                yield ended
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            raise
-    yield from (JobEnded(job=job, ending=None) for job in missing)
+            read_events()
+        except KeyboardInterrupt as interrupt:
+            interruption.note(interrupt)
+            process.terminate()
+            read_events()  # the jobs save what they have recorded
+    is_alone = not any(jobs.values())  # the warm process itself has failed
+    reason = None if is_alone and not interruption.signal else Reason.NOT_STARTED
+    return [ended or JobEnded(job=job, ending=None, reason=reason) for job, ended in jobs.items()]
 
 
 @contextmanager
@@ -253,17 +360,83 @@ def _started(command: list[str], writing: int) -> Iterator[subprocess.Popen[byte
         process.wait()
     finally:
         if process.poll() is None:
-            process.kill()
+            process.kill()  # its children notice, and end
             process.wait()
+
+
+@final
+class _Termination(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, whose number is the first argument."""
+
+
+@final
+class _Interruption:
+    """Whether and by which signal the run was interrupted."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def note(self, interrupt: KeyboardInterrupt) -> None:
+        """Remember the signal."""
+        self.signal = interrupt.args[0] if isinstance(interrupt, _Termination) else signal.SIGINT
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, unless the caller handles them."""
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            raise _Termination(number)
+
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = [
+            number
+            for number in (signal.SIGTERM, signal.SIGHUP)
+            if is_main and signal.getsignal(number) is signal.SIG_DFL
+        ]
+        for number in numbers:
+            signal.signal(number, terminate)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _join(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
     """One recording of what all jobs recorded."""
-    files = [Path(folder, f"{job_ended.job.stem}.json") for job_ended in ended]
-    recordings = [load(file) for file in files if file.exists()]
-    if not recordings:
+    recordings: dict[str, list[Recording]] = defaultdict(list)
+    for job_ended in ended:
+        recording = _load(folder, job_ended)
+        if recording is not None:
+            recordings[job_ended.job.instrument].append(recording)
+    merged = [_merge_ranks(parts) for parts in recordings.values()]
+    if not merged:
         return None
-    return merge(recordings) if len(recordings) > 1 else recordings[0]
+    return merge(merged) if len(merged) > 1 else merged[0]
+
+
+def _load(folder: str, ended: JobEnded) -> Recording | None:
+    """What a job recorded; if its process died, what it had streamed until then."""
+    stem = Path(folder, ended.job.stem)
+    saved, stream = stem.with_suffix(".json"), stem / "trace.jsonl"
+    if saved.exists():
+        return load(saved)
+    if ended.ending is not None or not stream.exists():
+        return None
+    try:
+        recording = load(stream)
+    except ShardscopeError:  # it died before it had described itself
+        return None
+    fact = "the process died before it could save its audit and the values that were made up"
+    gap = Gap(place="audit", rank=ended.job.rank, fact=fact)
+    return replace(recording, gaps=(*recording.gaps, gap))
+
+
+def _merge_ranks(parts: list[Recording]) -> Recording:
+    """Join the ranks of an instrument; what else it observed, such as compilation, may differ."""
+    names = tuple(sorted({name for part in parts for name in part.run.instruments}))
+    labelled = [replace(part, run=replace(part.run, instruments=names)) for part in parts]
+    return merge(labelled) if len(labelled) > 1 else labelled[0]
 
 
 def _without_consequences(ended: Sequence[JobEnded]) -> list[JobEnded]:
@@ -274,19 +447,41 @@ def _without_consequences(ended: Sequence[JobEnded]) -> list[JobEnded]:
 
 def _explain(ended: JobEnded) -> str | None:
     """Why a job failed: what follows "Rank 0"; None if it did not fail."""
-    ending = ended.ending
-    if ended.waiting_at is not None:
-        return f"waited without doing anything at {ended.waiting_at}, and was ended."
-    if ending is None:
-        how = "died" if ended.signal is None else f"was ended by signal {ended.signal}"
-        return f"{how} before it could report."
-    if ending.failure is not None:
-        return f"failed: {ending.failure}"
-    if ending.exit_code:
-        return f"called sys.exit({ending.exit_code})."
-    if not ending.num_steps and not ending.is_observed:
+    ending, place = ended.ending, "" if ended.place is None else f" at {ended.place}"
+    if ended.reason is Reason.WAITED and (ending is None or not ending.is_done):
         return (
-            "ended without a step of an optimizer, so there is nothing to report. Check that the "
-            "program's arguments make it train."
+            f"waited{place} for something that does not come, and was ended. Other ranks, servers "
+            "and standard input are not there in a simulation."
         )
-    return None
+    if ended.reason is Reason.NOT_STARTED:
+        return "was not started any more."
+    if ended.reason is Reason.INTERRUPTED:
+        return f"was interrupted{place}."
+    if ending is None and ended.signal is not None:
+        name = signal.Signals(ended.signal).name
+        hint = " The machine may be out of memory." if ended.signal == signal.SIGKILL else ""
+        return f"was ended by signal {ended.signal} ({name}){place}.{hint}"
+    if ending is None:
+        return f"died{place} before it could report."
+    if ending.failure is not None:
+        return ending.failure
+    return None if ending.num_steps or ending.is_done else _explain_lack_of_steps(ending)
+
+
+def _explain_lack_of_steps(ending: Ending) -> str:
+    commands = "; ".join(ending.commands)
+    if commands and not ending.num_calls:
+        return (
+            f"ended without a training step, but started other programs ({commands}), which do not "
+            "run in the simulation. Give `shardscope run` the program that trains."
+        )
+    times = "once" if ending.num_calls == 1 else f"{ending.num_calls:,} times"
+    fact = (
+        f"called its model {times}, but took no training step"
+        if ending.num_calls
+        else "ended without calling a model"
+    )
+    return (
+        f"{fact}: neither an optimizer's step() nor, without optimizers, an update of parameters. "
+        "Check that the program's arguments make it train."
+    )

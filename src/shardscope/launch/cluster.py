@@ -57,6 +57,7 @@ class Cluster:
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
         }
@@ -65,9 +66,10 @@ class Cluster:
         return {name: str(value) for name, value in variables.items()}
 
     def find_roles(self, recording: Recording) -> tuple[int, ...]:
-        """A rank for each role that the mesh of rank 0 has: for each stage of a pipeline.
+        """A rank for each role that the mesh of rank 0 has.
 
-        Ranks that differ only along axes without sends and receives do the same on other data.
+        These are all stages of a pipeline, and the last rank along each other axis, whose shards
+        may be smaller. Other ranks do the same on other data.
         """
         axes = recording.run.axes
         moved = {
@@ -78,11 +80,13 @@ class Cluster:
         if math.prod(axis.size for axis in axes) != self.size:
             return (0, self.size - 1) if self.size > 1 else (0,)
         strides = [math.prod(axis.size for axis in axes[index + 1 :]) for index in range(len(axes))]
-        ranks = {0}
+        stages, last = {0}, set()
         for axis, stride in zip(axes, strides, strict=True):
             if axis.name in moved:
-                ranks = {rank + index * stride for rank in ranks for index in range(axis.size)}
-        return tuple(sorted(ranks))
+                stages = {rank + index * stride for rank in stages for index in range(axis.size)}
+            else:
+                last.add((axis.size - 1) * stride)
+        return tuple(sorted(stages | last))
 
     def choose_ranks(self, text: str) -> tuple[int, ...]:
         """The ranks that `--ranks` names: numbers and spans such as 0,8-15, or "all"."""

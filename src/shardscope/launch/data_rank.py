@@ -12,13 +12,18 @@ from typing import final
 
 import torch
 
-from shardscope._torch.checkpoints import redirected_checkpoints
+from shardscope._torch.checkpoints import redirected_checkpoints, skipped_checkpoints
 from shardscope._torch.cuda.on_host import cuda_on_host
 from shardscope._torch.process_groups.gloo import joined_by_gloo
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.program import spawned_in_place
-from shardscope.launch.rank_process import describe_times, explain_join, find_line, set_environment
+from shardscope.launch.program import launched_in_place
+from shardscope.launch.rank_process import (
+    describe_times,
+    explain_join,
+    name_running_line,
+    set_environment,
+)
 from shardscope.launch.request import MAIL, Job, Request
 from shardscope.record import Gap
 
@@ -37,6 +42,7 @@ class DataRank:
         self._own_scratch = str(Path(request.scratch, job.stem))
         self._jobs = request.jobs
         self._instrument = job.instrument
+        self._skips_checkpoints = request.skips_checkpoints
         self._differences: Counter[tuple[str, str, str]] = Counter()
         self._joined = (job.rank, self._cluster.size)
 
@@ -65,8 +71,11 @@ class DataRank:
                     on_join=self._note_rank,
                 )
             )
-            stack.enter_context(spawned_in_place(self._rank % num_per_node))
-            stack.enter_context(redirected_checkpoints(self._note_skip))
+            stack.enter_context(launched_in_place(self._rank % num_per_node))
+            if self._skips_checkpoints:
+                stack.enter_context(skipped_checkpoints(_ignore, skips_data=True))
+            else:
+                stack.enter_context(redirected_checkpoints(self._note_skip))
             stack.enter_context(ScratchFiles(self._scratch, unchanged=mail).redirected())
             yield
 
@@ -88,7 +97,11 @@ class DataRank:
         self._joined = (rank, size)
 
     def _note_skip(self, what: str) -> None:
-        self._differences[find_line("checkpoints"), what, "nothing was saved"] += 1
+        self._differences[name_running_line("checkpoints"), what, "nothing was saved"] += 1
 
     def _note_difference(self, what: str, difference: str) -> None:
-        self._differences[find_line("devices"), what, difference] += 1
+        self._differences[name_running_line("devices"), what, difference] += 1
+
+
+def _ignore(what: str) -> None:
+    """Checkpoints that the user asked to skip are no gaps."""

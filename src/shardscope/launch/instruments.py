@@ -6,10 +6,12 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -19,16 +21,18 @@ from shardscope._torch.fsdp import meshes_of
 from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
+from shardscope.errors import LaunchError
 from shardscope.launch.step_capture import CAPTURE, PROBED, CaptureInstrument
 from shardscope.launch.step_replay import REPLAYS, ReplayInstrument
 from shardscope.launch.steps import ModelCall, StepsDone
 from shardscope.record import Gap, Recording, merge
-from shardscope.shard.audit.audit import audit
+from shardscope.shard.audit.audit import audit_models
 from shardscope.shard.coverage.coverage import coverage
 from shardscope.shard.memory.memory import ObservedSteps
 from shardscope.world import current_world
 
 Models = nn.Module | dict[str, nn.Module]
+_REFUSED_BY_STEPS = "mixed-meshes"  # the rule about parameters that clipping or a step refuses
 
 
 class Instrument(Protocol):
@@ -54,12 +58,13 @@ class TraceInstrument:
 
     is_done = False
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Path) -> None:
+        self._stream = stream  # what is kept if the process dies
         self._trace: Trace | None = None
 
     def start(self, models: list[nn.Module]) -> None:
         """Begin to record."""
-        self._trace = trace(find_models(models))
+        self._trace = trace(find_models(models), stream=self._stream, force=True)
         self._trace.__enter__()
 
     def end_step(self) -> None:
@@ -87,7 +92,7 @@ class AuditInstrument:
         try:
             if not models:
                 raise ValueError("what the program trains is not called as a module")
-            self._recording = audit(models[0])
+            self._recording = audit_models(find_models(models))
         except Exception as error:  # noqa: BLE001 - an audit must not end the program
             rank, size = read_identity()
             gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
@@ -96,7 +101,10 @@ class AuditInstrument:
         self.is_done = True
 
     def end_step(self) -> None:
-        """Nothing is left to observe."""
+        """Drop what the audit expects to fail, and what has not: the step was run."""
+        if self._recording is not None:
+            findings = (f for f in self._recording.findings if f.rule != _REFUSED_BY_STEPS)
+            self._recording = replace(self._recording, findings=tuple(findings))
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """The audit."""
@@ -116,7 +124,7 @@ class ExplainInstrument:
     def __init__(self, *, must_compile: bool = False) -> None:
         self._must_compile = must_compile
         self._explaining: Explaining | None = None
-        self._own: Recording | None = None
+        self._compiled_model: Recording | None = None
         self._call: ModelCall | None = None
         self._stack = ExitStack()
 
@@ -133,20 +141,19 @@ class ExplainInstrument:
             return
         name = f"{type(call.model).__name__}, compiled on the inputs of its first call"
         with ExitStack() as stack:
-            stack.enter_context(suppress(Exception))  # of which the explanation tells
+            stack.enter_context(suppress(Exception))  # it is a part of the explanation
             own = stack.enter_context(explaining(target=name))
             stack.enter_context(quiet_compiler())
             torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
-        self._own = own.recording
+        self._compiled_model = own.recording
         self.is_done = True
-        raise StepsDone
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """End, and return the graphs; None if there were none."""
         if self._explaining is None:
             return None
         self._stack.close()
-        recording = self._own or self._explaining.recording
+        recording = self._compiled_model or self._explaining.recording
         has_graphs = any(record.graphs for record in recording.explanations)
         return recording if has_graphs or self._must_compile else None
 
@@ -162,6 +169,11 @@ class CoverageInstrument:
 
     def start(self, models: list[nn.Module]) -> None:
         """Wait for the call of the model."""
+        if not models:
+            raise LaunchError(
+                "Coverage tests the ops of a module's call, but what the program trains is not "
+                "called as a module. Put it into the forward() of an nn.Module."
+            )
         ModelCall(models[0], self._cover)
 
     def end_step(self) -> None:
@@ -259,10 +271,11 @@ class NoInstrument:
         return None
 
 
-def make_instrument(names: str, gpu: str, folder: str = "") -> Instrument:
+def make_instrument(names: str, gpu: str, *, stream: Path, folder: str) -> Instrument:
     """The instruments of these names, joined by "+"; one that records nothing for others.
 
-    `folder` is where those that capture or replay a step read and write it.
+    `stream` is the file to which collectives are written as they happen. `folder` is where
+    the instruments that capture or replay a step read and write it.
     """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
@@ -276,7 +289,7 @@ def make_instrument(names: str, gpu: str, folder: str = "") -> Instrument:
             for name in REPLAYS
             for end in ("", PROBED)
         },
-        "trace": TraceInstrument,
+        "trace": lambda: TraceInstrument(stream),
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }
     instruments = [makers[name]() for name in names.split("+") if name in makers]

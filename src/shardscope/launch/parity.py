@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from shardscope.errors import LaunchError
-from shardscope.launch.api import GPU_NAMES, RunResult, check_cluster, run_jobs
+from shardscope.launch.api import GPU_NAMES, OnEvent, RunResult, check_cluster, run_jobs
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
@@ -26,8 +26,6 @@ from shardscope.parallel.parity.captured_steps import (
 )
 from shardscope.record import Gap, Recording
 
-OnJob = Callable[[JobEnded], None]
-
 
 def compare_program(
     program: Program,
@@ -35,7 +33,7 @@ def compare_program(
     num_nodes: int = 1,
     num_per_node: int = 8,
     single_args: Sequence[str] = (),
-    on_job: OnJob = lambda ended: None,
+    on_event: OnEvent = lambda event: None,
 ) -> Recording:
     """Compare the first step of a program's ranks with a single process that replays it.
 
@@ -48,7 +46,7 @@ def compare_program(
         num_nodes: The number of nodes.
         num_per_node: The number of processes per node.
         single_args: Arguments that are added where the program runs as a single process.
-        on_job: Called when a process has ended.
+        on_event: Called when a process has ended, or a step.
     """
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
@@ -71,10 +69,10 @@ def compare_program(
         num_parallel=cluster.size,
         has_data=True,
     )
-    recording, plan = _compare(request, single_args, on_job)
+    recording, plan = _compare(request, single_args, on_event)
     if can_locate(recording, plan):
         try:
-            recording, _ = _compare(request, single_args, on_job, end=PROBED)
+            recording, _ = _compare(request, single_args, on_event, end=PROBED)
         except LaunchError as error:
             fact = f"a run in which modules are recorded failed ({error!s:.200})"
             gap = Gap(place="the first difference", fact=fact)
@@ -83,7 +81,7 @@ def compare_program(
 
 
 def _compare(
-    request: Request, single_args: Sequence[str], on_job: OnJob, end: str = ""
+    request: Request, single_args: Sequence[str], on_event: OnEvent, end: str = ""
 ) -> tuple[Recording, ReplayPlan]:
     """Capture and replay a step, and compare; `end` is that of the names of the instruments."""
     with tempfile.TemporaryDirectory(
@@ -93,7 +91,7 @@ def _compare(
         jobs = tuple(Job(rank=rank, instrument=CAPTURE + end) for rank in range(size))
         ranks = Path(folder, "ranks")
         request = replace(request, scratch=str(ranks), jobs=jobs, is_shown=not end)
-        steps = _capture(request, on_job)
+        steps = _capture(request, on_event)
         plan = plan_replay(steps)
         jobs = tuple(Job(rank=0, instrument=name + end) for name in REPLAYS)
         request = replace(
@@ -106,27 +104,27 @@ def _compare(
             num_parallel=len(jobs),
             is_shown=False,
         )
-        replays, gaps = _replay(request, plan, on_job)
+        replays, gaps = _replay(request, plan, on_event)
     return compare_steps(steps, plan, replays, gaps), plan
 
 
-def _capture(request: Request, on_job: OnJob) -> list[CapturedStep]:
+def _capture(request: Request, on_event: OnEvent) -> list[CapturedStep]:
     """The first step of each rank."""
     mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
-    ended = list(run_jobs(request, on_job))
+    ended = run_jobs(request, on_event)
     failures = RunResult(None, ended).failures
     if failures:
         raise LaunchError(failures[0])
     return [_load(mail / name_step_file(job.rank)) for job in request.jobs]
 
 
-def _replay(request: Request, plan: ReplayPlan, on_job: OnJob) -> tuple[Replays, list[Gap]]:
+def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Replays, list[Gap]]:
     """What a single process computes in each variant, and why it does not in double precision."""
     mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
     torch.save(plan, mail / PLAN)
-    ended = {job_ended.job: job_ended for job_ended in run_jobs(request, on_job)}
+    ended = {job_ended.job: job_ended for job_ended in run_jobs(request, on_event)}
     files = [mail / name_replay_file(job.instrument) for job in request.jobs]
     results = [_load(file) if file.exists() else None for file in files]
     reference, perturbed, fp64, perturbed_fp64 = results

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from shardscope.launch.instruments import make_instrument
 from shardscope.launch.program import Program
-from shardscope.launch.rank_process import run_program, save_results
+from shardscope.launch.rank_process import ProgramRun
 from shardscope.launch.request import Job, Request
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -22,18 +21,13 @@ __frames__ = "outermost"  # our callers are not the user's program
 def main() -> None:
     """Run the program of the request as the rank that the environment names."""
     request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Request)
+    del sys.path[0]  # this folder, because of -m
     job = Job(rank=int(os.environ["RANK"]), instrument=request.jobs[0].instrument)
     program = Program(request.script, request.args, request.is_module)
-    ending, recording = run_program(
-        program,
-        request.num_steps,
-        make_instrument(job.instrument, request.gpu),
-        is_simulated=False,
-    )
-    save_results(request, job, ending, recording)
+    code = ProgramRun(request, job, program).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if ending.failure else 0)  # the other ranks may have left the group already
+    os._exit(code)  # the other ranks may have left the group already
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 HELPER = "helper"
@@ -30,8 +32,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the warm process needs to run the program.
 
-    With `is_shown`, the first job prints to the terminal; others print to files in `scratch`.
-    With `has_data`, the jobs are all ranks of the cluster and run at once, on data.
+    With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
+    counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
+    jobs are all ranks of the cluster and run at once, on data. With `skips_checkpoints`, no
+    checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -45,30 +49,70 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     num_parallel: int
     is_shown: bool = True
+    patience_s: float = 60
     has_data: bool = False
+    skips_checkpoints: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How the program of a job ended.
 
-    `is_observed` says that the program was ended before its first step, because nothing more was to
-    be observed. `is_consequence` says that it failed because another rank had left the group.
-    `failure` is a sentence about the exception that ended it, None if none did. `exit_code` is what
-    the program gave `sys.exit()`, None if it did not call that.
+    `failure` says why it failed, in words that follow the rank; None if it did not.
+    `is_consequence` says that it failed because another rank had left the group. `is_done` says
+    that we have ended it, because it has finished all steps or nothing more was to be observed.
+    `num_calls` is how often its models were called, and `commands` are the first programs that it
+    has started.
     """
 
     num_steps: int = 0
+    is_done: bool = False
+    num_calls: int = 0
+    commands: tuple[str, ...] = ()
     failure: str | None = None
-    exit_code: int | None = None
-    is_interrupted: bool = False
-    is_observed: bool = False
     is_consequence: bool = False
 
 
-class JobEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's process has ended; `ending` is None if it died before it could report."""
+class StepsEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A job has finished this many steps."""
+
+    job: Job
+    num_steps: int
+
+
+class Reason(StrEnum):
+    """Why we have ended a job, or not started it."""
+
+    WAITED = "waited"
+    """It waited for something that does not come."""
+    INTERRUPTED = "interrupted"
+    """The user has interrupted the run."""
+    NOT_STARTED = "not started"
+    """The run has ended before."""
+
+
+class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A job's process has ended; `ending` is None if it died before it could report.
+
+    `place` is the program's line at which it was ended or died, if known. `output` is the end of
+    what the program has printed, if that was not shown. `reason` is why it was ended, if it was.
+    """
 
     job: Job
     ending: Ending | None
+    num_steps: int = 0
     signal: int | None = None
-    waiting_at: str | None = None  # where it waited when it was ended for making no progress
+    place: str | None = None
+    reason: Reason | None = None
+    output: str = ""
+
+
+class Busy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A job has computed for a while without a step."""
+
+    job: Job
+    place: str
+    seconds: int
+
+
+Event = StepsEnded | JobEnded | Busy
+"""What the warm process reports."""

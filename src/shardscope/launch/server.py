@@ -1,58 +1,86 @@
 """The warm process: imports torch once, and forks a process for each job.
 
-Started by `run` as `python -m shardscope.launch.server REQUEST EVENTS`, where REQUEST is a file and
-EVENTS a file descriptor to which a line is written for each job that ends.
+Started by `run` as `python -m shardscope.launch.server REQUEST EVENTS PARENT`, where REQUEST is a
+file, EVENTS a file descriptor to which a line is written for each step and each job that ends, and
+PARENT the process that has started it. On SIGTERM it ends the jobs, which save what they have
+recorded. If its parent dies, everything is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn, final
 
 import msgspec
-from msgspec.structs import replace
 
 from shardscope.launch.data_rank import DataRank
-from shardscope.launch.instruments import make_instrument
+from shardscope.launch.processes import (
+    StackFile,
+    adopt_orphans,
+    end_children,
+    end_helpers,
+    end_tree,
+    read_cpu_seconds,
+)
 from shardscope.launch.program import Program
-from shardscope.launch.rank_process import SimulatedRank, run_program, save_results
-from shardscope.launch.request import HELPER, MAIL, Ending, Job, JobEnded, Request
+from shardscope.launch.rank_process import ProgramRun, SimulatedRank
+from shardscope.launch.request import (
+    HELPER,
+    MAIL,
+    Busy,
+    Ending,
+    Event,
+    Job,
+    JobEnded,
+    Reason,
+    Request,
+    StepsEnded,
+)
+from shardscope.launch.write_guard import forbid_writes
 from shardscope.world.objects import NEEDED
 
 __frames__ = "outermost"  # our callers are not the user's program
 
 _POLL_SECONDS = 0.05
-_PATIENCE_SECONDS = 60  # without any use of the processor, before a process counts as waiting
-_IDLE_CPU_SECONDS = 0.05
+_IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
+_GRACE_SECONDS = 10  # for a process to save what it has recorded
+_MAX_OUTPUT = 2000  # characters of the output of a rank that failed
 
 
 def main() -> None:
     """Run all jobs of the request."""
     request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Request)
-    events = int(sys.argv[2])
+    events, parent = int(sys.argv[2]), int(sys.argv[3])
+    del sys.path[0]  # this folder, because of -m
     os.set_inheritable(events, False)
     Path(request.scratch, MAIL).mkdir(exist_ok=True)
-    _Jobs(request, events).run()
+    adopt_orphans()
+    jobs = _Jobs(request, events, parent)
+    signal.signal(signal.SIGTERM, jobs.interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    jobs.run()
 
 
 @final
 class _Jobs:
     """Runs jobs, a few at a time, and the ranks that these ask for."""
 
-    def __init__(self, request: Request, events: int) -> None:
+    def __init__(self, request: Request, events: int, parent: int) -> None:
         self._request = request
         self._events = events
+        self._parent = parent
         self._waiting = list(request.jobs)
         self._running: dict[int, _Process] = {}
         self._started: set[int] = set()  # ranks
-        self._since = time.monotonic()  # when a process has last used the processor
+        self._is_interrupted = False
 
     def run(self) -> None:
         """Run until all jobs have ended; what was started for others ends with them."""
@@ -63,13 +91,18 @@ class _Jobs:
                 self._start_needed()
                 if not self._reap():
                     self._check_progress()
+                    self._check_parent()
                     time.sleep(_POLL_SECONDS)
         finally:
-            for process in self._running.values():
-                process.kill()
+            end_children()
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Called on SIGTERM: end the running jobs soon, and start no others."""
+        self._is_interrupted = True
 
     def _start(self, job: Job) -> None:
-        process = _start(self._request, job)
+        unused = [self._events, *(running.orders for running in self._running.values())]
+        process = _start(self._request, job, unused)
         self._running[process.pid] = process
         self._started.add(job.rank)
 
@@ -78,7 +111,7 @@ class _Jobs:
         for file in Path(self._request.scratch, MAIL).glob(f"{NEEDED}*"):
             rank = int(file.name.removeprefix(NEEDED))
             file.unlink()
-            if rank not in self._started:
+            if rank not in self._started and not self._is_interrupted:
                 queued = next((job for job in self._waiting if job.rank == rank), None)
                 if queued is not None:
                     self._waiting.remove(queued)
@@ -92,137 +125,188 @@ class _Jobs:
             if done:
                 has_ended = True
                 del self._running[pid]
-                ended = process.end(status)
+                end_children(apart_from=self._running)  # what it started and left behind
                 if not process.job.is_helper:
-                    os.write(self._events, msgspec.json.encode(ended) + b"\n")
+                    self._report(process.describe_end(status))
         return has_ended
 
     def _check_progress(self) -> None:
-        """End all processes if none has used the processor for a long time."""
-        working = [process for process in self._running.values() if process.has_worked()]
-        if working:
-            self._since = time.monotonic()
-        elif time.monotonic() - self._since > _PATIENCE_SECONDS:
+        """Report steps and long computations; end all processes if all only wait."""
+        for process in self._running.values():
+            for event in process.find_news():
+                self._report(event)
+            process.end_overdue()
+        idle = [process for process in self._running.values() if process.check_idle()]
+        is_waiting = len(idle) == len(self._running)
+        if is_waiting or self._is_interrupted:
+            self._waiting.clear()
             for process in self._running.values():
-                process.end_waiting()
+                process.end(Reason.WAITED if is_waiting else Reason.INTERRUPTED)
+
+    def _check_parent(self) -> None:
+        if os.getppid() != self._parent:  # it was killed
+            end_children()
+            shutil.rmtree(self._request.scratch, ignore_errors=True)
+            os._exit(1)
+
+    def _report(self, event: Event) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._events, msgspec.json.encode(event) + b"\n")
 
 
 @final
 class _Process:
-    """A job's process, in a session of its own, so that all it starts can be ended with it."""
+    """A job's process. It gets orders through a pipe, and ends if that is closed."""
 
-    def __init__(self, job: Job, pid: int, scratch: str) -> None:
+    def __init__(self, request: Request, job: Job, pid: int, orders: int) -> None:
         self.job = job
         self.pid = pid
-        self._waiting_at: str | None = None
-        self._scratch = scratch
-        self._cpu = 0.0
+        self._request = request
+        self.orders = orders
+        self._reason: Reason | None = None
+        self._place: str | None = None
+        self._num_steps = 0
+        self._deadline: float | None = None  # to end, once it was ordered to
+        self._since, self._cpu = time.monotonic(), 0.0  # when it last did more than wait
+        self._last_news = time.monotonic()
+        self._has_been_busy = False
+        self._stack = StackFile(Path(request.scratch, f"{job.stem}.stack.txt"))
 
-    def has_worked(self) -> bool:
-        """Whether the process has used the processor since the last time that it had."""
-        cpu = _read_cpu_seconds(self.pid)
-        if cpu is not None and cpu <= self._cpu + _IDLE_CPU_SECONDS:
+    def check_idle(self) -> bool:
+        """Whether the process has hardly used the processor for a long time."""
+        now, cpu = time.monotonic(), read_cpu_seconds(self.pid)
+        seconds = now - self._since
+        if cpu - self._cpu > max(seconds, 1) * _IDLE_SHARE:
+            self._since, self._cpu = now, cpu
             return False
-        self._cpu = cpu or 0.0
-        return True
+        return seconds > self._request.patience_s
 
-    def end_waiting(self) -> None:
-        """Note the line at which the process waits, and end it."""
-        if self._waiting_at is None:
-            self._waiting_at = self._find_line()
-            self.kill()
+    def find_news(self) -> list[Event]:
+        """A step that has ended, or that the process computes for long without one."""
+        content = self._read("steps")
+        num_steps = 0 if content is None else int(content)
+        if num_steps > self._num_steps:
+            self._num_steps, self._last_news = num_steps, time.monotonic()
+            self._has_been_busy = False
+            return [StepsEnded(job=self.job, num_steps=num_steps)]
+        now = time.monotonic()
+        seconds, is_computing = now - self._last_news, now - self._since < 1
+        if not is_computing or seconds < self._request.patience_s or self._has_been_busy:
+            return []
+        self._has_been_busy = True
+        return [Busy(job=self.job, place=self._find_line(), seconds=int(seconds))]
 
-    def kill(self) -> None:
-        """End the process and everything that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+    def end(self, reason: Reason) -> None:
+        """Note where the process is, and let it save what it has recorded and end."""
+        if self._deadline is None:
+            self._reason = reason
+            self._place = self._find_line()
+            self._deadline = time.monotonic() + _GRACE_SECONDS
+            with contextlib.suppress(OSError):
+                os.write(self.orders, b"e")
 
-    def end(self, status: int) -> JobEnded:
+    def end_overdue(self) -> None:
+        """End a process that does not obey."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            end_tree(self.pid)
+
+    def describe_end(self, status: int) -> JobEnded:
         """What became of the job."""
-        self.kill()  # what it started and left behind
-        file = Path(self._scratch, f"{self.job.stem}.ending.json")
-        ending = msgspec.json.decode(file.read_bytes(), type=Ending) if file.exists() else None
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        return JobEnded(job=self.job, ending=ending, signal=number, waiting_at=self._waiting_at)
+        os.close(self.orders)
+        content = self._read("ending")
+        is_shown = self._request.is_shown and self.job == self._request.jobs[0]
+        log = Path(self._request.scratch, f"{self.job.stem}.log")
+        if content is None and self._place is None:
+            self._place = self._stack.find_line()
+        return JobEnded(
+            job=self.job,
+            ending=None if content is None else msgspec.json.decode(content, type=Ending),
+            num_steps=self._num_steps,
+            signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            place=self._place,
+            reason=self._reason,
+            output="" if is_shown or not log.exists() else _read_end(log),
+        )
 
     def _find_line(self) -> str:
         """The innermost line of the program, from the stack that the process writes to a file."""
-        file = Path(self._scratch, f"{self.job.stem}.stack.txt")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR2)
-        time.sleep(0.5)
-        lines = file.read_text().splitlines() if file.exists() else []
-        stack = [line.strip() for line in lines if line.strip().startswith("File ")]
-        user = [line for line in stack if "site-packages" not in line and "/lib/python" not in line]
-        return next(iter(user or stack), "an unknown line")
+        self._stack.request(self.pid)
+        time.sleep(0.2)
+        return self._stack.find_line() or "an unknown line"
+
+    def _read(self, name: str) -> bytes | None:
+        path = Path(self._request.scratch, f"{self.job.stem}.{name}.json")
+        return path.read_bytes() if path.exists() else None
 
 
-def _start(request: Request, job: Job) -> _Process:
-    parent_end, child_end = os.pipe()
+def _read_end(log: Path) -> str:
+    """The last lines of what a program has printed."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _MAX_OUTPUT))
+        return file.read().decode(errors="replace")
+
+
+def _start(request: Request, job: Job, unused: list[int]) -> _Process:
+    """Fork the process of a job, in which the descriptors `unused` are closed."""
+    reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        os.close(child_end)
-        _run_job(request, job, parent_end)
-    os.close(parent_end)  # the other end stays open as long as this process lives
-    return _Process(job, pid, request.scratch)
+        for descriptor in (*unused, writing):
+            os.close(descriptor)  # else the other processes would not notice that this one is gone
+        _run_job(request, job, reading)
+    os.close(reading)
+    return _Process(request, job, pid, writing)
 
 
-def _run_job(request: Request, job: Job, lifeline: int) -> NoReturn:
+def _run_job(request: Request, job: Job, orders: int) -> NoReturn:
     """Run in the forked process: the program, then write what was recorded, and exit."""
-    os.setsid()
-    code = 3
+    exit_now, code = os._exit, 3
     try:
-        threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-        stack_file = open(Path(request.scratch, f"{job.stem}.stack.txt"), "w")  # noqa: SIM115
-        faulthandler.register(signal.SIGUSR2, file=stack_file, all_threads=False)
+        os.setsid()
+        adopt_orphans()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        StackFile(Path(request.scratch, f"{job.stem}.stack.txt")).open()
         if job != request.jobs[0] or not request.is_shown:
             _redirect_output(Path(request.scratch, f"{job.stem}.log"))
+        sys.dont_write_bytecode = True  # Python would write it next to the program
+        forbid_writes(apart_from=(request.scratch, "/dev", "/proc", "/sys"))
         rank = DataRank(request, job) if request.has_data else SimulatedRank(request, job)
-        program = Program(request.script, request.args, request.is_module)
-        mail = str(Path(request.scratch, MAIL))
-        instrument = make_instrument(job.instrument, request.gpu, mail)
+        run = ProgramRun(
+            request,
+            job,
+            Program(request.script, request.args, request.is_module),
+            rank=rank,
+            evaluations=rank.evaluations if isinstance(rank, SimulatedRank) else None,
+        )
+        threading.Thread(target=_follow_orders, args=(orders, run), daemon=True).start()
         with rank.entered():
-            ending, recording = run_program(
-                program,
-                request.num_steps,
-                instrument,
-                is_simulated=not request.has_data,
-                evaluations=rank.evaluations if isinstance(rank, SimulatedRank) else None,
-            )
-        if recording is not None:
-            recording = replace(recording, gaps=(*recording.gaps, *rank.find_gaps()))
-        save_results(request, job, ending, recording)
-        if isinstance(rank, DataRank) and ending.failure is None:
+            code = run.run()
+        if isinstance(rank, DataRank) and code == 0:
             rank.wait_for_others()
-        code = 0
+        end_helpers()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # no exit handlers: some wait for threads, or for other ranks
+        exit_now(code)  # no exit handlers: some wait for threads, or for other ranks
 
 
-def _end_with_parent(lifeline: int) -> None:
-    """End this process and what it started when the warm process is gone."""
-    os.read(lifeline, 1)
-    os.killpg(0, signal.SIGKILL)
+def _follow_orders(orders: int, run: ProgramRun) -> None:
+    """End the program when that is ordered, and everything when the warm process is gone."""
+    if os.read(orders, 1):
+        for _ in range(_GRACE_SECONDS):  # a program may catch the exception and go on
+            run.interrupt()
+            time.sleep(1)
+    end_tree(os.getpid())
 
 
 def _redirect_output(path: Path) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-
-
-def _read_cpu_seconds(pid: int) -> float | None:
-    """The processor time of a process and the children it has waited for; None if not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

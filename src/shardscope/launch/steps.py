@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ class StepCounter:
     of Muon and AdamW. If an optimizer steps twice before others do, these do not count. A closure
     by which an optimizer calls the model belongs to the optimizer's step. A program without
     optimizers steps when it writes to its parameters outside the model.
+
+    After the last step StepsDone is raised, so that the program's `finally` and `with` blocks run.
+    If the program catches it and calls the model again, `on_refusal` is called, which ends it.
     """
 
     def __init__(
@@ -42,12 +45,16 @@ class StepCounter:
         *,
         on_start: Callable[[list[nn.Module]], None],
         on_step: Callable[[], None],
+        on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_steps = 0
+        self.num_calls = 0  # of models
         self.has_started = False
+        self.is_done = False  # the program was asked to end
         self._limit = limit
         self._on_start = on_start
         self._on_step = on_step
+        self._on_refusal = on_refusal
         self._depth = threading.local()
         self._process = os.getpid()
         self._thread = threading.get_ident()  # the one that trains
@@ -83,6 +90,11 @@ class StepCounter:
         """Called when a module's call ends."""
         self._leave()
 
+    def end(self) -> NoReturn:
+        """Ask the program to end."""
+        self.is_done = True
+        raise StepsDone
+
     def finish(self) -> None:
         """Count the last step of a program that has ended by itself."""
         if self._has_stepped:
@@ -98,6 +110,9 @@ class StepCounter:
         self._depth.value = getattr(self._depth, "value", 1) - 1
 
     def _begin_outermost(self, modules: list[nn.Module]) -> None:
+        self.num_calls += 1
+        if self.is_done:
+            self._on_refusal()
         is_next = self._has_stepped and not self._num_in_optimizer
         if is_next and threading.get_ident() == self._thread and not self._find_pending():
             self._count()
@@ -115,16 +130,25 @@ class StepCounter:
 
     def _find_pending(self) -> list[Any]:
         """The optimizers of the program's models that have not stepped in this step."""
-        optimizers = [
+        if not self._find_waiting():
+            return []
+        gc.collect()  # models and optimizers that the program has dropped
+        trained = {
+            id(parameter)
+            for module in _find_objects(nn.Module)
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        }
+        return [
+            optimizer for optimizer in self._find_waiting() if trained & _parameter_ids(optimizer)
+        ]
+
+    def _find_waiting(self) -> list[Any]:
+        return [
             optimizer
             for optimizer in _find_objects(Optimizer)
             if id(optimizer) not in self._idle and not self._stepped & _parameter_ids(optimizer)
         ]
-        if not optimizers:
-            return []
-        modules = _find_objects(nn.Module)
-        trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
-        return [optimizer for optimizer in optimizers if trained & _parameter_ids(optimizer)]
 
     def _count(self) -> None:
         self._has_stepped = False
@@ -134,7 +158,7 @@ class StepCounter:
 
     def _end_if_done(self) -> None:
         if self.num_steps >= self._limit:
-            raise StepsDone
+            self.end()
 
     def _begin_optimizer(self, optimizer: Any, *_: Any) -> None:
         if not self._num_in_optimizer and self._stepped & _parameter_ids(optimizer):

@@ -53,8 +53,8 @@ class _Program(Struct, frozen=True):
     """What is known of the program of a recording: its target or script, and its modules."""
 
     part: Part
-    target: str  # of a verb of ours, such as train for train.py; empty if it was none
-    script: str  # that was run, if it was no verb of ours
+    target: str  # `train` if a command of shardscope ran train.py; empty if none did
+    script: str  # the script that was run, if it was not a command of shardscope
     roots: frozenset[str]  # classes of the outermost modules
     types: dict[str, set[str]]  # classes by name, below a root that has the empty name
     has_collectives: bool

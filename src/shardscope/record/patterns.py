@@ -146,12 +146,12 @@ GroupKey = Callable[[str], object]
 
 
 def find_patterns(names: Iterable[str], group_key: GroupKey) -> list[str]:
-    """The fewest patterns that match all names, which differ in nothing that `group_key` looks at.
+    """The fewest patterns that match the names; the modules of a pattern have the same `group_key`.
 
     Args:
         names: Dotted names of modules.
-        group_key: Called with a pattern: what all modules that it matches have in common, or None
-            if they differ.
+        group_key: Called with a pattern. Returns what the modules that it matches have in common,
+            or None if they differ.
 
     Examples:
         >>> find_patterns(["layers.0.wq", "layers.1.wq"], lambda pattern: "same")

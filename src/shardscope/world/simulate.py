@@ -27,9 +27,16 @@ from shardscope._torch.cuda.simulated import (
     simulated_cuda,
     tensors_without_modes,
 )
+from shardscope._torch.cuda.triton_kernels import OnKernel, skipped_triton_kernels
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
-from shardscope._torch.process_groups.host_data import HostData, KnownValues, OnRead
+from shardscope._torch.process_groups.host_data import (
+    HostData,
+    KnownValues,
+    OnRead,
+    inference_as_no_grad,
+    modes_in_threads,
+)
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
@@ -161,6 +168,8 @@ class World:
             self._stack.enter_context(tensors_without_modes(mode))
             self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
+            if host is not None:
+                self._stack.enter_context(modes_in_threads(mode))
             self._is_fake, self.has_host_data = True, host is not None
 
     def _check_can_materialize(self, model: nn.Module) -> None:
@@ -270,6 +279,7 @@ def launched_rank(
     mailbox: Mailbox,
     on_join: OnJoin,
     on_read: OnRead,
+    on_kernel: OnKernel,
 ) -> Iterator[World]:
     """Make this process one rank of a simulated cluster, for a program that starts its own groups.
 
@@ -284,6 +294,7 @@ def launched_rank(
         mailbox: Carries objects to and from ranks that run as other processes.
         on_join: Called with the rank and size of the default group when the program makes it.
         on_read: Called when the program reads a value of a tensor without data, or a time.
+        on_kernel: Called when the program launches a Triton kernel, which is skipped.
     """
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
@@ -299,7 +310,9 @@ def launched_rank(
         stack.callback(world._close)
         stack.enter_context(_noted_meshes(world))
         stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
+        stack.enter_context(inference_as_no_grad())
         world._drop_data(HostData(on_read))
+        stack.enter_context(skipped_triton_kernels(on_kernel))
         with _as_current(world):
             yield world
 

@@ -16,22 +16,12 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+from comm_debug_counts import ALL_REDUCE, counts
 from shardscope import World
 from shardscope.compat import CommDebugMode
 from small_models import Block, Net, Reduce, batch, shard_net
 
-functional = torch.ops.c10d_functional
 c10d = torch.ops.c10d
-ALL_REDUCE = functional.all_reduce
-
-
-def counts(mode: CommDebugMode, direction: str, key: Any = ALL_REDUCE) -> dict[str, int]:
-    """How many of one kind each module was charged in one pass, where any."""
-    return {
-        name: passes[direction][key]
-        for name, passes in mode.comm_module_counts.items()
-        if key in passes[direction]
-    }
 
 
 def test_modules_may_run_many_times(world: World) -> None:

@@ -17,22 +17,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from comm_debug_counts import ALL_REDUCE, counts
 from shardscope import World
 from shardscope.compat import CommDebugMode
 from small_models import Net, batch, everyone, shard_net
 
 functional = torch.ops.c10d_functional
 c10d = torch.ops.c10d
-ALL_REDUCE = functional.all_reduce
-
-
-def counts(mode: CommDebugMode, direction: str, key: Any = ALL_REDUCE) -> dict[str, int]:
-    """How many of one kind each module was charged in one pass, where any."""
-    return {
-        name: passes[direction][key]
-        for name, passes in mode.comm_module_counts.items()
-        if key in passes[direction]
-    }
 
 
 FUNCTIONAL_VARIANTS: dict[str, tuple[str, Callable[[str], object]]] = {

@@ -1,4 +1,4 @@
-"""FSDP2 with tensor parallelism, on GPUs or, where there are none, on the CPU."""
+"""FSDP2 with tensor parallelism, and DDP, on GPUs or, where there are none, on the CPU."""
 
 import os
 
@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 device_type = "cuda" if torch.cuda.is_available() else "cpu"
 if device_type == "cuda":
@@ -30,12 +31,19 @@ for block in model:
     parallelize_module(block, mesh["tp"], plan)
     fully_shard(block, mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)).to(device_type)
+head = DistributedDataParallel(head)
+optimizers = [
+    torch.optim.AdamW(model.parameters(), lr=1e-3),
+    torch.optim.SGD(head.parameters(), lr=0.1),
+]
 for _ in range(20):
-    loss = model(torch.randn(4, 32, device=device_type)).square().mean()
+    loss = head(model(torch.randn(4, 32, device=device_type))).square().mean()
     loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(loss.detach())
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.3f}")
 dist.destroy_process_group()

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from typing import Any, final
 
 CONTEXT_BYTES = 621 << 20
-"""What CUDA itself took of an H200 before the first tensor, by torch 2.11; NCCL takes more."""
+"""The size of CUDA's context on an H200, measured with torch 2.11; NCCL takes more."""
 
 _ALIGNMENT = 512
 _SMALL = 1 << 20  # requests up to here share small segments
@@ -20,12 +20,12 @@ _SEGMENT_ALIGNMENT = 2 << 20
 class Block:
     """A part of a segment, with its neighbours there."""
 
-    __slots__ = ("after", "before", "is_free", "is_small", "number", "requested", "size")
+    __slots__ = ("address", "after", "before", "is_free", "is_small", "requested_bytes", "size")
 
-    def __init__(self, size: int, number: int, *, is_small: bool) -> None:
+    def __init__(self, size: int, address: int, *, is_small: bool) -> None:
         self.size = size
-        self.requested = 0
-        self.number = number  # its position: segments by age, blocks by address
+        self.requested_bytes = 0
+        self.address = address  # newer segments have higher addresses
         self.is_small = is_small
         self.is_free = False
         self.before: Block | None = None
@@ -34,7 +34,7 @@ class Block:
 
 @final
 class Statistic:
-    """A number that grows and shrinks: now, at its peak, and how much was added and taken away."""
+    """A number that grows and shrinks: its value, its peak, and all that was added and removed."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -76,10 +76,14 @@ class CachingAllocator:
         self._statistics = {name: {pool: Statistic() for pool in _POOLS} for name in _COUNTED}
         self._allocated = self._statistics["allocated_bytes"]["all"]
         self._reserved = self._statistics["reserved_bytes"]["all"]
-        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by size, number
-        self._blocks: dict[int, Block] = {}  # free ones, by number
+        self._free: dict[bool, list[tuple[int, int]]] = {
+            True: [],
+            False: [],
+        }  # by is_small: size, address
+        self._free_blocks: dict[int, Block] = {}  # by address
         self._next_address = 0
-        self._split_change = [0, 0]  # of free parts of segments, by the call that is running
+        # By how much the running call changes the free parts of segments: their number and bytes.
+        self._split_change = [0, 0]
 
     @property
     def allocated_bytes(self) -> int:
@@ -99,7 +103,7 @@ class CachingAllocator:
         rest = block.size - size
         if rest >= _ALIGNMENT if is_small else rest > _SMALL:
             self._split(block, size)
-        block.requested = num_bytes
+        block.requested_bytes = num_bytes
         self._count_use(block, 1)
         self._count_split(block)
         return block
@@ -116,7 +120,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give segments back to the device in which nothing is in use."""
-        for block in [block for block in self._blocks.values() if not _is_split(block)]:
+        for block in [block for block in self._free_blocks.values() if not _is_split(block)]:
             self._remove(block)
             self._count("segment", block, -1)
             self._count("reserved_bytes", block, -block.size)
@@ -133,15 +137,16 @@ class CachingAllocator:
 
     def read_statistics(self) -> dict[str, Any]:
         """The statistics as `torch.cuda.memory_stats_as_nested_dict` returns them."""
-        read: dict[str, Any] = {
+        statistics: dict[str, Any] = {
             name: {pool: statistic.read() for pool, statistic in pools.items()}
             for name, pools in self._statistics.items()
         }
         # A block that another stream uses stays active after its release; here no stream does.
-        read["active"], read["active_bytes"] = read["allocation"], read["allocated_bytes"]
+        statistics["active"] = statistics["allocation"]
+        statistics["active_bytes"] = statistics["allocated_bytes"]
         segments = self._statistics["segment"]["all"]
         return {
-            **read,
+            **statistics,
             "max_split_size": -1,
             "num_alloc_retries": 0,
             "num_ooms": 0,
@@ -157,7 +162,7 @@ class CachingAllocator:
         index = bisect_left(pool, (size, -1))
         if index == len(pool):
             return None
-        block = self._blocks[pool[index][1]]
+        block = self._free_blocks[pool[index][1]]
         self._remove(block)
         return block
 
@@ -175,7 +180,7 @@ class CachingAllocator:
         return block
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.number + size, is_small=block.is_small)
+        rest = Block(block.size - size, block.address + size, is_small=block.is_small)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
@@ -184,15 +189,15 @@ class CachingAllocator:
 
     def _add(self, block: Block) -> None:
         block.is_free = True
-        self._blocks[block.number] = block
-        insort(self._free[block.is_small], (block.size, block.number))
+        self._free_blocks[block.address] = block
+        insort(self._free[block.is_small], (block.size, block.address))
         self._note_split(block, 1)
 
     def _remove(self, block: Block) -> None:
         block.is_free = False
         pool = self._free[block.is_small]
-        del pool[bisect_left(pool, (block.size, block.number))]
-        del self._blocks[block.number]
+        del pool[bisect_left(pool, (block.size, block.address))]
+        del self._free_blocks[block.address]
         self._note_split(block, -1)
 
     def _note_split(self, block: Block, sign: int) -> None:
@@ -212,7 +217,7 @@ class CachingAllocator:
     def _count_use(self, block: Block, sign: int) -> None:
         self._count("allocation", block, sign)
         self._count("allocated_bytes", block, sign * block.size)
-        self._count("requested_bytes", block, sign * block.requested)
+        self._count("requested_bytes", block, sign * block.requested_bytes)
 
     def _count(self, name: str, block: Block, amount: int) -> None:
         pools = self._statistics[name]
@@ -230,7 +235,7 @@ def _is_split(block: Block) -> bool:
 
 def _join(block: Block, neighbour: Block) -> Block:
     """Merge two adjacent blocks."""
-    first, second = (block, neighbour) if block.number < neighbour.number else (neighbour, block)
+    first, second = (block, neighbour) if block.address < neighbour.address else (neighbour, block)
     first.size += second.size
     first.after = second.after
     if second.after is not None:

@@ -8,15 +8,30 @@ made from it, and a test calls all of it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
 import torch
 
-from shardscope._torch.cuda import host as gpus
 from shardscope._torch.cuda import memory_statistics as memory
-from shardscope._torch.cuda.host import host, measure, read_index
+from shardscope._torch.cuda.host import (
+    DEFAULT_STREAM,
+    Event,
+    OnDevice,
+    Stream,
+    answer_measurement,
+    current_index,
+    current_stream,
+    host,
+    note_use,
+    num_devices,
+    on_stream,
+    read_index,
+    set_device,
+    set_stream,
+)
 from shardscope.errors import WorldError
 
 
@@ -70,17 +85,12 @@ def _own(note: str = "torch's own code") -> Call:
 
 def _unknown(name: str) -> Call:
     def call(*_: Any, **__: Any) -> float:
-        return measure(name)
+        return answer_measurement(name)
 
     return Call(Kind.UNKNOWN, "nothing is measured on a simulated GPU", call)
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-def _no_range(*_: Any, **__: Any) -> int:
-    """The depth of an NVTX range, which no profiler reads."""
-    return 0
 
 
 def refuse_data() -> None:
@@ -97,11 +107,14 @@ def _set_sync_debug_mode(mode: Any) -> None:
 
 def _check_error(code: int) -> None:
     if code:
-        raise WorldError(f"torch.cuda.check_error() got {code}, an error of CUDA.")
+        raise WorldError(
+            f"torch.cuda.check_error() got the error code {code}. In a simulated world, functions "
+            "of torch.cuda.cudart() return 0: check where the code comes from."
+        )
 
 
 def _generator(device: Any = None) -> torch.Generator:
-    gpus.note_use()
+    note_use()
     generator: torch.Generator = torch.cuda.default_generators[read_index(device)]
     return generator
 
@@ -120,7 +133,7 @@ def _seed_all(seed: int | None = None) -> None:
 
 
 def _properties(device: Any = None) -> Any:
-    gpus.note_use()
+    note_use()
     return host.gpu.at(read_index(device))
 
 
@@ -138,7 +151,7 @@ _CUDART = RefusedObject(
 _NOTHING = Call(Kind.NOTHING, answer=_nothing)
 _REFUSED = Call(Kind.REFUSED)
 _GRAPHS = Call(Kind.REFUSED, "CUDA graphs replay kernels, and none run here")
-_POOLS = Call(Kind.REFUSED, "memory of its own is not modelled")
+_POOLS = Call(Kind.REFUSED, "separate memory pools and allocators are not modelled")
 _HISTORY = Call(
     Kind.REFUSED, "the recording of `shardscope run` has the memory by module and phase instead"
 )
@@ -166,10 +179,10 @@ _STORAGES = tuple(
 _CUDA: dict[str, Call] = {
     # Devices
     "can_device_access_peer": _answered("True", lambda device, peer_device: True),
-    "current_device": _answered("the current index", gpus.current_index),
-    "device": _answered("makes a device current", gpus.OnDevice),
-    "device_count": _answered("`--nproc-per-node`, or 8", gpus.num_devices),
-    "device_of": _answered("makes a tensor's device current", gpus.OnDevice),
+    "current_device": _answered("the current index", current_index),
+    "device": _answered("makes a device current", OnDevice),
+    "device_count": _answered("`--nproc-per-node`, or 8", num_devices),
+    "device_of": _answered("makes a tensor's device current", OnDevice),
     "get_arch_list": _answered(
         "that of the GPU", lambda: [f"sm_{host.gpu.major}{host.gpu.minor}"]
     ),
@@ -178,29 +191,30 @@ _CUDA: dict[str, Call] = {
     ),
     "get_device_name": _answered("that of the GPU", lambda device=None: _properties(device).name),
     "get_device_properties": _answered(
-        "those of the GPU; its UUID and its place on the bus are made from its index", _properties
+        "those of the GPU; UUID and PCI bus ID are derived from the index", _properties
     ),
     "get_gencode_flags": _own("for the GPU's architecture"),
-    "init": _answered("notes that the program uses a GPU", gpus.note_use),
+    "init": _answered("notes that the program uses a GPU", note_use),
     "ipc_collect": _NOTHING,
     "is_available": _answered("True", lambda: True),
     "is_bf16_supported": _answered("True", lambda including_emulation=True: True),
     "is_initialized": _answered("whether a GPU was used", lambda: host.is_initialized),
     "is_tf32_supported": _answered("True", lambda: True),
-    "set_device": _answered("makes a device current", gpus.set_device),
+    "set_device": _answered("makes a device current", set_device),
     "synchronize": _NOTHING,
+    "_sleep": _NOTHING,
     "_lazy_init": _answered("refuses tensors with data on a GPU", refuse_data),
     # Streams and events
-    "Event": _answered("always complete; `elapsed_time` is nan, with a gap", gpus.Event),
+    "Event": _answered("always complete; `elapsed_time` is nan, with a gap", Event),
     "ExternalStream": _REFUSED,
-    "Stream": _answered("orders nothing", gpus.Stream),
-    "StreamContext": _answered("makes a stream current", gpus.on_stream),
-    "current_stream": _answered("the current stream", gpus.current_stream),
-    "default_stream": _answered("a stream", lambda device=None: gpus.DEFAULT_STREAM),
+    "Stream": _answered("orders nothing", Stream),
+    "StreamContext": _answered("makes a stream current", on_stream),
+    "current_stream": _answered("the current stream", current_stream),
+    "default_stream": _answered("a stream", lambda device=None: DEFAULT_STREAM),
     "get_stream_from_external": _REFUSED,
     "is_current_stream_capturing": _answered("False", lambda: False),
-    "set_stream": _answered("makes a stream current", gpus.set_stream),
-    "stream": _answered("makes a stream current", gpus.on_stream),
+    "set_stream": _answered("makes a stream current", set_stream),
+    "stream": _answered("makes a stream current", on_stream),
     "get_sync_debug_mode": _answered("as it was set", lambda: host.sync_debug_mode),
     "set_sync_debug_mode": _answered("remembered; nothing waits", _set_sync_debug_mode),
     # Memory
@@ -211,7 +225,9 @@ _CUDA: dict[str, Call] = {
     "change_current_allocator": _POOLS,
     "CUDAPluggableAllocator": _POOLS,
     "MemPool": _POOLS,
-    "use_mem_pool": _POOLS,
+    "use_mem_pool": Call(
+        Kind.REFUSED, "only the pool of symmetric memory is accepted, and it has no effect"
+    ),
     "device_memory_used": _answered(f"{_MODEL}, with CUDA's context", memory.read_used),
     "empty_cache": _answered("gives back free segments", memory.empty_cache),
     "get_allocator_backend": _answered("native", lambda: "native"),
@@ -245,7 +261,7 @@ _CUDA: dict[str, Call] = {
     "default_generators": _own("one for each GPU"),
     "get_rng_state": _answered("the seed", lambda device="cuda": _generator(device).get_state()),
     "get_rng_state_all": _answered(
-        "the seeds", lambda: [each.get_state() for each in torch.cuda.default_generators]
+        "the seeds", lambda: [generator.get_state() for generator in torch.cuda.default_generators]
     ),
     "initial_seed": _answered("the seed", lambda: _generator().initial_seed()),
     "manual_seed": _answered("sets the seed", lambda seed: _generator().manual_seed(int(seed))),
@@ -335,7 +351,7 @@ CALLS: dict[str, dict[str, Call]] = {
     "torch.cuda.nvtx": {
         **dict.fromkeys(
             ("mark", "range_end", "range_pop", "range_push", "range_start"),
-            Call(Kind.NOTHING, "returns 0", _no_range),
+            Call(Kind.NOTHING, "returns 0", lambda *_, **__: 0),
         ),
         "range": Call(Kind.NOTHING),
     },
@@ -377,7 +393,7 @@ CALLS: dict[str, dict[str, Call]] = {
                 "set_numerical_check_tolerances", "set_rotating_buffer_size", "tuning_enable",
                 "wildcard_fallback_enable",
             ),
-            Call(Kind.NOTHING, "no kernel is chosen by its speed", _nothing),
+            Call(Kind.NOTHING, "kernels are not tuned", _nothing),
         ),
         **dict.fromkeys(
             (
@@ -412,7 +428,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "is_flash_attention_available": _answered("True", lambda: True),
         **dict.fromkeys(
             ("can_use_cudnn_attention", "can_use_efficient_attention", "can_use_flash_attention"),
-            Call(Kind.REFUSED, "the kernel of attention is chosen by a model of torch's rules"),
+            Call(Kind.REFUSED, "the attention kernel is chosen by a model of torch's rules"),
         ),
         **dict.fromkeys(
             ("blas_workspace_size", "cublas_workspace_size", "cublaslt_workspace_size"), _REFUSED
@@ -440,6 +456,9 @@ CALLS: dict[str, dict[str, Call]] = {
             _own(),
         ),
     },
+    "torch.autograd.profiler": {
+        "emit_nvtx": Call(Kind.NOTHING, "no profiler reads ranges", lambda *_, **__: nullcontext()),
+    },
     "torch.version": {"cuda": _answered('that of torch, or "13.0"', torch.version.cuda or "13.0")},
 }  # fmt: skip
 """Every call, by its module and name. A public name that is missing here is refused."""
@@ -448,13 +467,13 @@ _HEADER = """# The simulated GPU
 
 How each call of `torch.cuda`, `torch.accelerator` and their backends is answered in a program that
 `shardscope run` starts, and in `simulate(device="cuda")`, on a machine without a GPU. This page is
-made by `python -m shardscope._torch.cuda.calls` from the table that the simulation itself uses.
+generated by `python -m shardscope._torch.cuda.calls` from the table that the simulation uses.
 
-- **answered**: the call has the result that is described, or torch's own code runs.
-- **does nothing**: the call has no effect that a program could see without a GPU.
-- **nan, with a gap**: the call measures something. The program gets `nan`, and the recording a gap
-  with the line. In `simulate()`, which has no recording of its own, it is refused.
-- **refused**: the program ends with the call's name and line.
+- **answered**: the call returns the described result, or runs torch's own code.
+- **does nothing**: the call has no effect.
+- **nan, with a gap**: the call measures something. It returns `nan`, and the recording has a gap
+  with the line. `simulate()`, which makes no recording, refuses it.
+- **refused**: the call raises an error with its name, and a launched program ends there.
 
 Memory is counted by a model of CUDA's caching allocator, from the program's first tensor on: the
 storages of tensors on the GPU, and the workspaces of kernels. Nothing is refused for lack of

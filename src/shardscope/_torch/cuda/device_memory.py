@@ -62,7 +62,9 @@ class DeviceMemory:
 
     def note_op(self, op: Any, args: Any, result: Any) -> None:
         """Count what an op has allocated: new storages among its results, and its workspace."""
-        if self._trials.is_on():  # DTensor computes shapes of global tensors, which are nowhere
+        if (
+            self._trials.is_on()
+        ):  # DTensor computes the shapes of global tensors, which use no memory
             return
         index = None
         for tensor in leaves(result):
@@ -107,15 +109,16 @@ class DeviceMemory:
             entry.num_bytes = num_bytes
 
     def _note_workspace(self, op: Any, args: Any, index: int) -> None:
-        lasting, brief = self._handles[index].begin(op), workspace_bytes(op, args)
-        if lasting or brief:
+        handle_bytes = self._handles[index].create_for(op)
+        temporary_bytes = workspace_bytes(op, args)
+        if handle_bytes or temporary_bytes:
             with self._lock:
                 self._release_freed()
                 allocator = self._allocators[index]
-                if lasting:
-                    allocator.allocate(lasting)
-                if brief:
-                    allocator.release(allocator.allocate(brief))
+                if handle_bytes:  # never released
+                    allocator.allocate(handle_bytes)
+                if temporary_bytes:
+                    allocator.release(allocator.allocate(temporary_bytes))
 
     def _on_freed(self, key: int, _: object) -> None:
         entry = self._entries.pop(key, None)

@@ -17,7 +17,7 @@ class _NoPropertyError(WorldError, AttributeError):
 class GpuProperties(SimpleNamespace):
     """The result of `torch.cuda.get_device_properties`.
 
-    What tells the GPUs of a host apart, `uuid` and `pci_bus_id`, is made from their index.
+    `uuid` and `pci_bus_id`, which differ between the GPUs of a host, are made from the index.
     """
 
     name: str
@@ -56,8 +56,8 @@ def _describe(name: str, capability: tuple[int, int], **properties: int) -> GpuP
 
 
 # The H200's properties were read by torch 2.11. Memory of the others is what torch printed for them
-# in public logs, the least where logs differ; the rest is from NVIDIA's data sheets and, for clock
-# rates, what nvidia-smi prints.
+# in public logs, the least where logs differ; the rest is from NVIDIA's data sheets. Their clock
+# rates were not read on such a GPU; nothing here depends on them.
 GPUS = {
     "h200": _describe(
         "NVIDIA H200",

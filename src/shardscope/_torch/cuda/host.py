@@ -1,7 +1,7 @@
 """The simulated host of this process: its GPUs, which of them is current, and streams and events.
 
 Nothing runs on the GPUs, so that streams order nothing and events are always complete. A time or
-another measurement of a GPU that is asked for is not known: see `measure`.
+another measurement of a GPU that is asked for is not known: see `answer_measurement`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def set_device(device: Any) -> None:
         current.index = index
 
 
-def measure(name: str) -> float:
+def answer_measurement(name: str) -> float:
     """NaN for a measurement of a GPU, such as a time or a temperature, and a gap that says so.
 
     Without anything that reports gaps, as in `simulate`, it is refused.
@@ -138,7 +138,7 @@ class Event:
 
     def elapsed_time(self, end_event: Event) -> float:
         """NaN, with a gap: no time passes on a simulated device."""
-        return measure("torch.cuda.Event.elapsed_time")
+        return answer_measurement("torch.cuda.Event.elapsed_time")
 
     def ipc_handle(self) -> bytes:
         """Refused: other processes have simulated devices of their own."""

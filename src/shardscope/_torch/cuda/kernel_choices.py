@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.library import Library, get_kernel
+from torch.nn.attention import SDPBackend
 from torch.optim import optimizer
 
 from shardscope._torch.cuda.autocast import cuda_autocast
@@ -34,6 +35,17 @@ _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_CUDNN_HEAD = 256  # on Hopper
 _MAX_FLASH_HEAD = 256
+_priority_order = find_name(
+    "torch._C._get_sdp_priority_order", "try attention kernels in the order of sdpa_kernel"
+)
+_sdp: Any = SDPBackend  # an enum of C++, whose members mypy does not know as numbers
+_BACKENDS = {
+    int(_sdp.CUDNN_ATTENTION): "cudnn",
+    int(_sdp.FLASH_ATTENTION): "flash",
+    int(_sdp.EFFICIENT_ATTENTION): "efficient",
+    int(_sdp.MATH): "math",
+}
+_UNCHANGED_ORDER = None if is_missing(_priority_order) else _priority_order()
 # Dtypes of input and weight with cuDNN kernels; torch uses its own kernels for larger batches.
 _CUDNN_NORM_DTYPES = {
     (torch.float32, torch.float32),
@@ -239,23 +251,40 @@ def _choose_backend(
 ) -> str:
     """The attention backend that torch would choose on a Hopper GPU."""
     may_use = torch.backends.cuda
-    head = query.shape[-1]
-    is_half = query.dtype in _HALF and head == key.shape[-1] == value.shape[-1]
-    if may_use.cudnn_sdp_enabled() and is_half and head % 8 == 0 and head <= _MAX_CUDNN_HEAD:
-        return "cudnn"
-    if may_use.flash_sdp_enabled() and is_half and not has_mask and head <= _MAX_FLASH_HEAD:
-        return "flash"
+    heads = {query.shape[-1], key.shape[-1], value.shape[-1]}
+    is_half = query.dtype in _HALF
+    is_known = is_half or query.dtype == torch.float32
     shares_heads = not query.shape[1] == key.shape[1] == value.shape[1]
-    is_known = query.dtype in (*_HALF, torch.float32)
-    if may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads:
-        return "efficient"
-    if may_use.math_sdp_enabled():
-        return "math"
+    is_usable = {
+        "cudnn": may_use.cudnn_sdp_enabled()
+        and is_half
+        and query.shape[-1] == key.shape[-1]
+        and max(heads) <= _MAX_CUDNN_HEAD
+        and not any(head % 8 for head in heads),
+        "flash": may_use.flash_sdp_enabled()
+        and is_half
+        and len(heads) == 1
+        and not has_mask
+        and max(heads) <= _MAX_FLASH_HEAD,
+        "efficient": may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads,
+        "math": may_use.math_sdp_enabled(),
+    }
+    for backend in _order_backends():
+        if is_usable[backend]:
+            return backend
     raise RuntimeError(
         "No available kernel: none of the backends that are enabled for "
-        f"scaled_dot_product_attention takes {query.dtype} with {head} elements per head on a "
-        "Hopper GPU. Enable another with torch.nn.attention.sdpa_kernel, or cast the inputs."
+        f"scaled_dot_product_attention takes {query.dtype} with {max(heads)} elements per head on "
+        "a Hopper GPU. Enable another with torch.nn.attention.sdpa_kernel, or cast the inputs."
     )
+
+
+def _order_backends() -> tuple[str, ...]:
+    """The backends in the order in which torch tries them; `sdpa_kernel` can set another one."""
+    order = None if is_missing(_priority_order) else _priority_order()
+    if order in (None, _UNCHANGED_ORDER):
+        return "cudnn", "flash", "efficient", "math"
+    return tuple(_BACKENDS[number] for number in order if number in _BACKENDS)
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

@@ -52,8 +52,8 @@ def cuda_on_host(
         on_difference: Called when the program does what a GPU would do differently.
     """
     with ExitStack() as stack:
-        # What the simulated runtime replaces for tensors without data.
-        own = [
+        # The simulated runtime replaces these for tensors without data; torch's own are put back.
+        originals = [
             (owner, name, vars(owner)[name])
             for owner, name in (
                 (torch._C, "_get_accelerator"),
@@ -64,7 +64,7 @@ def cuda_on_host(
         ]
         device_type = DefaultDeviceType.get_device_type()
         stack.enter_context(simulated_runtime(num_devices, gpu, is_initialized=False))
-        for owner, name, value in own:
+        for owner, name, value in originals:
             replace_attribute(stack, owner, name, value)
         DefaultDeviceType.set_device_type(device_type)
         replace_attribute(
@@ -111,7 +111,7 @@ class _DevicesOnHost(TorchFunctionMode):
 
 
 def _take_devices(stack: ExitStack) -> None:
-    """Let functions that are no torch functions take CUDA devices too."""
+    """Let functions that a TorchFunctionMode does not see accept CUDA devices too."""
 
     def make_device(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is int:  # torch would ask for the accelerator

@@ -1,4 +1,4 @@
-"""Patches `torch.cuda`, `torch.accelerator` and what asks them for a GPU that is not there.
+"""Patches `torch.cuda`, `torch.accelerator` and their callers in torch for simulated GPUs.
 
 How each call is answered is in `calls`. A public function that is not listed there raises
 `WorldError` with its name.
@@ -26,6 +26,7 @@ from shardscope._torch.cuda.host import Event, OnUnknown, Stream, current, host,
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.dtensor import dtensor_random
 from shardscope._torch.private import find_name
+from shardscope._torch.tree import map_leaves
 from shardscope.errors import WorldError
 
 _fsdp1_init = find_name(
@@ -105,7 +106,7 @@ def simulated_runtime(
             make = functools.partial(_make_on_cuda, getattr(torch, name), simulated, name)
             replace_attribute(stack, torch, name, replacement_class(getattr(torch, name), make))
         replace_attribute(stack, torch, "set_default_tensor_type", _set_default_tensor_type)
-        replace_attribute(stack, torch.nn.DataParallel, "__init__", _refuse_data_parallel)
+        _limit_data_parallel(stack)
         stack.callback(DefaultDeviceType.set_device_type, DefaultDeviceType.get_device_type())
         DefaultDeviceType.set_device_type("cuda")
         _answer_random_states(stack)
@@ -326,9 +327,28 @@ def _with_device(make: Callable[..., None]) -> Callable[..., None]:
     return make_with_device
 
 
-def _refuse_data_parallel(*_: Any, **__: Any) -> None:
-    raise WorldError(
-        "torch.nn.DataParallel was made in a simulated world on a machine without a GPU. It copies "
-        "the model to all devices of one process, where a simulated rank has one. Use "
-        "torch.nn.parallel.DistributedDataParallel, with a rank for each device."
-    )
+def _limit_data_parallel(stack: ExitStack) -> None:
+    """Let `nn.DataParallel` call its model on one GPU, and refuse it on several."""
+    make = torch.nn.DataParallel.__init__
+
+    @functools.wraps(make)
+    def make_limited(
+        model: Any, module: Any, device_ids: Any = None, *rest: Any, **more: Any
+    ) -> None:
+        if (torch.cuda.device_count() if device_ids is None else len(device_ids)) > 1:
+            raise WorldError(
+                "torch.nn.DataParallel was made in a simulated world on a machine without a GPU. "
+                "It copies the model to all devices of one process, where a simulated rank has "
+                "one. Use torch.nn.parallel.DistributedDataParallel, with a rank for each device; "
+                "with shardscope run, --nproc-per-node 1 gives the program a single GPU."
+            )
+        make(model, module, device_ids, *rest, **more)
+
+    def scatter(model: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        def move(value: Any) -> Any:
+            return value.cuda(device_ids[0]) if isinstance(value, torch.Tensor) else value
+
+        return [map_leaves(move, inputs)], [map_leaves(move, kwargs)]
+
+    replace_attribute(stack, torch.nn.DataParallel, "__init__", make_limited)
+    replace_attribute(stack, torch.nn.DataParallel, "scatter", scatter)

@@ -19,7 +19,8 @@ from shardscope._torch.cuda.gpus import DEFAULT_GPU
 from shardscope._torch.cuda.host import OnUnknown, current_index, note_use, num_devices
 from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.cuda.runtime import replace_attribute, replacement_class, simulated_runtime
-from shardscope._torch.dispatch import disable_dispatch_modes, has_modes
+from shardscope._torch.cuda.tensor_memory import answer_about_memory, mark_pinned
+from shardscope._torch.dispatch import COPY, disable_dispatch_modes, has_modes
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.tree import leaves
@@ -27,7 +28,6 @@ from shardscope._torch.tree import leaves
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
 _TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
 _RECOMPILE = "recompile a function for tensors on another simulated device"
 _GuardManager = find_name("torch._dynamo.guards.GuardManagerWrapper", _RECOMPILE)
@@ -257,8 +257,6 @@ def _take_cuda_devices(stack: ExitStack) -> None:
     replace_attribute(stack, torch.nn.Module, "to", to_of_module)
     replace("to", to)
     replace("cuda", cuda)
-    replace("pin_memory", lambda tensor, *_, **__: tensor)
-    replace("record_stream", lambda tensor, stream: None)
 
 
 def _take_indices_of_devices(stack: ExitStack) -> None:
@@ -303,9 +301,17 @@ class _Factory:
     def __init__(self, make: Callable[..., Any]) -> None:
         functools.update_wrapper(self, make)
         self._make = make
+        self._reads_values = make in (torch.tensor, torch.as_tensor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = _with_device(kwargs)
+        if kwargs.pop("pin_memory", False):
+            return mark_pinned(self(*args, **kwargs))
+        if self._reads_values:
+            if args and isinstance(args[0], list | tuple):
+                args = _read_values(args[0]), *args[1:]
+            if str(kwargs.get("device")) == "cuda":  # torch would take the first GPU
+                kwargs["device"] = torch.device("cuda", current_index())
         device = kwargs.get("device")
         is_traced = torch.compiler.is_dynamo_compiling()
         if self.mode is None or device is None or is_traced or has_modes():
@@ -318,6 +324,14 @@ class _Factory:
 
     def __hash__(self) -> int:
         return hash(self._make)
+
+
+def _read_values(values: Any) -> Any:
+    """Nested lists in which tensors without data are replaced by the values that they read as."""
+    if isinstance(values, list | tuple):
+        return [_read_values(value) for value in values]
+    is_scalar = isinstance(values, FakeTensor) and values.numel() == 1
+    return values.item() if is_scalar else values
 
 
 @contextmanager
@@ -334,7 +348,9 @@ def tensors_without_modes(mode: Any) -> Iterator[None]:
 def _by_index(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **_with_device(kwargs))
+        is_pinned = kwargs.pop("pin_memory", False)
+        tensor = make(*args, **_with_device(kwargs))
+        return mark_pinned(tensor) if is_pinned else tensor
 
     return call
 
@@ -409,7 +425,7 @@ def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any
     device = next((device for device in devices if device.type == "cuda"), None)
     if device is None or result.device.type != "cpu":
         return result
-    copy = dispatch(_COPY, (), (result,), {"device": device})
+    copy = dispatch(COPY, (), (result,), {"device": device})
     copy.constant = result.constant
     copy.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copy)
     return copy
@@ -442,33 +458,10 @@ def _avoid_driver(stack: ExitStack) -> None:
     """Keep fake tensors from initializing the GPU with a real tensor."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
-    # Copying a tensor reads its data pointer, about which torch warns; programs compare pointers to
-    # see which tensors share memory.
-    addresses = _Addresses()
-    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: addresses.find(tensor))
+    answer_about_memory(stack)
     # Compiled code creates tensors of numbers outside a fake mode: on the CPU, and moves them.
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
-
-
-@final
-class _Addresses:
-    """Addresses for storages without data: storages that are alive do not overlap."""
-
-    def __init__(self) -> None:
-        self._next = 1 << 40
-        self._known: dict[int, tuple[int, int]] = {}  # size and address, by the C++ object
-
-    def find(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor's first element."""
-        storage: Any = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        known_size, address = self._known.get(key, (-1, 0))
-        if size > known_size:  # else it is the same storage, or it takes the place of a freed one
-            address = self._next
-            self._known[key] = (size, address)
-            self._next += -(-max(1, size) // 512) * 512
-        return address + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:

@@ -45,14 +45,17 @@ class CublasHandles:
     """
 
     def __init__(self) -> None:
-        self._is_made: set[bool] = set()  # in forward, in backward
+        self._has_forward = self._has_backward = False
 
-    def begin(self, op: Any) -> int:
-        """The bytes that an op makes cuBLAS allocate for good: 0 if its thread has a handle."""
-        if op not in MATRIX_OPS or is_in_backward() in self._is_made:
+    def create_for(self, op: Any) -> int:
+        """The bytes of the handle that an op creates; 0 if it needs none, or its thread has one."""
+        if op not in MATRIX_OPS:
             return 0
-        self._is_made.add(is_in_backward())
-        return CUBLAS_BYTES
+        if is_in_backward():
+            is_new, self._has_backward = not self._has_backward, True
+        else:
+            is_new, self._has_forward = not self._has_forward, True
+        return CUBLAS_BYTES if is_new else 0
 
 
 def workspace_bytes(op: Any, args: Sequence[Any]) -> int:

@@ -41,12 +41,15 @@ def joined_by_gloo(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
     numbers = count()
 
-    def rendezvous(url: str, own: int = -1, num_ranks: int = -1, **_: Any) -> Iterator[Any]:
-        joined = (rank if own < 0 else own, size if num_ranks < 0 else num_ranks)
-        on_join(*joined)
-        node = rank // num_per_node if joined[1] < size else 0
-        name = f"{joined[1]}-{node}-{next(numbers)}"
-        yield dist.FileStore(os.path.join(folder, name), joined[1]), *joined
+    def rendezvous(
+        url: str, requested_rank: int = -1, requested_size: int = -1, **_: Any
+    ) -> Iterator[Any]:
+        group_rank = rank if requested_rank < 0 else requested_rank
+        group_size = size if requested_size < 0 else requested_size
+        on_join(group_rank, group_size)
+        node = rank // num_per_node if group_size < size else 0
+        file = os.path.join(folder, f"{group_size}-{node}-{next(numbers)}")
+        yield dist.FileStore(file, group_size), group_rank, group_size
 
     with ExitStack() as stack:
         replace_attribute(stack, distributed_c10d, "rendezvous", rendezvous)

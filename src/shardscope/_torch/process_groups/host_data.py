@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -21,7 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
-from shardscope._torch.dispatch import READ_VALUE, disable_dispatch_modes, is_overload
+from shardscope._torch.dispatch import (
+    COPY,
+    READ_VALUE,
+    disable_dispatch_modes,
+    is_overload,
+    push_dispatch_mode,
+)
 from shardscope._torch.fake import MAX_CONSTANT, FakeTensor
 from shardscope._torch.process_groups.branches import find_branch_without_error
 from shardscope._torch.storage import plain_tensors
@@ -30,23 +37,26 @@ _MAX_BYTES = 1 << 20  # of a new floating-point tensor on the CPU that gets data
 _aten = torch.ops.aten
 _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
-_COPY = _aten._to_copy.default
 _BINCOUNT = _aten.bincount.default
+_REPEAT = _aten.repeat_interleave.Tensor
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _SAME = {
     "all", "any", "alias", "clone", "detach", "to_copy", "view", "unsafe_view", "reshape",
-    "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin",
+    "squeeze", "unsqueeze", "flatten", "max", "amax", "min", "amin", "select", "slice",
 }  # fmt: skip
 _OPPOSITE = {"logical_not", "bitwise_not"}
-_BOTH = {"mul": all, "logical_and": all, "bitwise_and": all, "logical_or": any, "bitwise_or": any}
+_BOTH = {
+    "mul": all, "logical_and": all, "bitwise_and": all,
+    "add": any, "logical_or": any, "bitwise_or": any, "maximum": any,
+}  # fmt: skip
 
 OnRead = Callable[[str, str], None]
 """Called with what reads a value, such as `item()`, and what the program gets instead."""
 _GOT = "the program got a stand-in (1, or False)"
 # Ops that count how many tokens chose each expert, and those that make one-hot rows of choices.
 _COUNTS = ("histc",)
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_ZEROS = ("zeros", "zeros_like", "new_zeros", "zero")
 _SCATTERS = ("scatter",)
 _CHOICES = "shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
 
@@ -63,7 +73,7 @@ def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
     return 1.0 if dtype.is_floating_point else 1
 
 
-_watched: dict[StorageWeakRef, Callable[[], None]] = {}  # storages, and whom to tell of writes
+_watched: dict[StorageWeakRef, Callable[[], None]] = {}  # by storage, what is called after writes
 
 
 @contextmanager
@@ -82,6 +92,31 @@ def watched_writes(tensors: Iterable[torch.Tensor], on_write: Callable[[], None]
             _watched.pop(storage, None)
 
 
+@contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """Make `torch.inference_mode` switch off gradients only.
+
+    In inference mode, torch cannot make views of tensors without data that were created outside.
+    """
+    inference_mode: Any = torch.inference_mode
+    enter, leave = inference_mode.__enter__, inference_mode.__exit__
+    before = threading.local()
+
+    def switch_off(context: Any) -> None:
+        states = before.__dict__.setdefault("states", [])
+        states.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(not context.mode)
+
+    def restore(context: Any, *_: Any) -> None:
+        torch.set_grad_enabled(before.states.pop())
+
+    inference_mode.__enter__, inference_mode.__exit__ = switch_off, restore
+    try:
+        yield
+    finally:
+        inference_mode.__enter__, inference_mode.__exit__ = enter, leave
+
+
 @final
 class HostData:
     """Decides which ops run on data, and answers reads of values that have none."""
@@ -92,7 +127,7 @@ class HostData:
     def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an op that runs on data or reads a value; else NotImplemented."""
         if any(issubclass(kind, FakeTensor) for kind in types):
-            if op is _COPY and args[0].constant is not None and _is_host(kwargs.get("device")):
+            if op is COPY and args[0].constant is not None and _is_host(kwargs.get("device")):
                 return op(args[0].constant, **kwargs)  # what is known has data on the CPU
             if op is READ_VALUE and args[0].constant is None:
                 return self._read(args[0], "item()")
@@ -101,6 +136,8 @@ class HostData:
                 counts = args[0].new_empty((args[2],))
                 self._assume_even("bincount", args[0].numel(), counts)
                 return counts
+            if op is _REPEAT and not kwargs and args[0].constant is not None:
+                return op(*args, output_size=int(args[0].constant.sum()))
             if op is _EQUAL and any(getattr(a, "constant", None) is None for a in args):
                 self._on_read("torch.equal()", "the tensors are assumed to be equal")
                 return args[0].shape == args[1].shape
@@ -133,6 +170,7 @@ class HostData:
             self._assume_even(name, args[0].numel(), result)
         elif name in _ZEROS:
             setattr(result, _CHOICES, 0)
+            setattr(result, _MARK, False)
         elif name == "one_hot":
             setattr(result, _CHOICES, args[0].numel())
         elif name in _SCATTERS and getattr(args[0], _CHOICES, None) == 0:
@@ -180,6 +218,10 @@ class HostData:
             return _fill(tensor.shape, self._read(tensor, "tolist()"))
 
         def numpy(tensor: Any, *, force: bool = False) -> Any:
+            if tensor.device.type != "cpu" and not force:
+                raise TypeError(
+                    f"can't convert a tensor on {tensor.device} to numpy: call .cpu() first"
+                )
             with disable_dispatch_modes():
                 if tensor.constant is not None:
                     return tensor.constant.numpy(force=force)
@@ -194,6 +236,26 @@ class HostData:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
             del FakeTensor.numpy
+
+
+@contextmanager
+def modes_in_threads(mode: Any) -> Iterator[None]:
+    """Activate a dispatch mode on threads that the program starts, until the context ends."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_in_mode(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def run_in_mode() -> None:
+            push_dispatch_mode(mode)
+            run()
+
+        thread.run = run_in_mode
+        start(thread)
+
+    with patch.object(threading.Thread, "start", start_in_mode):
+        yield
 
 
 @final
@@ -270,6 +332,8 @@ def _pass_marks(name: str, args: Any, result: Any) -> None:
         if None not in known:
             value = _BOTH[name](known) if name in _BOTH else known[0] != (name in _OPPOSITE)
             setattr(result, _MARK, value)
+        elif result is tensors[0]:  # it was overwritten
+            setattr(result, _MARK, None)
         choices = getattr(tensors[0], _CHOICES, None)
         if choices is not None and result.shape == tensors[0].shape:
             setattr(result, _CHOICES, choices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,7 +44,11 @@ def joined_at_once(rank: int, size: int, on_join: OnJoin) -> Iterator[None]:
     forget_placements()
 
     def rendezvous(url: str, given: int = -1, given_size: int = -1, **_: Any) -> Iterator[Any]:
-        joined = (rank if given < 0 else given, size if given_size < 0 else given_size)
+        variables = os.environ  # the program may have set them itself
+        joined = (
+            int(variables.get("RANK", rank)) if given < 0 else given,
+            int(variables.get("WORLD_SIZE", size)) if given_size < 0 else given_size,
+        )
         on_join(*joined)
         yield dist.HashStore(), *joined
 
@@ -51,8 +56,11 @@ def joined_at_once(rank: int, size: int, on_join: OnJoin) -> Iterator[None]:
         replace_attribute(stack, distributed_c10d, "rendezvous", rendezvous)
         replace_attribute(stack, distributed_c10d, "_store_based_barrier", _pass_barrier)
         for module in (dist, distributed_c10d):
-            store = replacement_class(dist.TCPStore, lambda *args, **kwargs: dist.HashStore())
-            replace_attribute(stack, module, "TCPStore", store)
+            for name in ("TCPStore", "FileStore"):
+                kind = getattr(dist, name)
+                store = replacement_class(kind, lambda *args, **kwargs: dist.HashStore())
+                if hasattr(module, name):
+                    replace_attribute(stack, module, name, store)
         # Without NCCL, torch warns that it does not know its timeout.
         timeout = distributed_c10d.default_pg_timeout
         replace_attribute(stack, distributed_c10d, "default_pg_nccl_timeout", timeout)

@@ -21,7 +21,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardscope._torch.cuda.host import simulated_memory
 from shardscope._torch.ddp import reducers_without_data
-from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes, has_fake_tensors
+from shardscope._torch.dispatch import (
+    COPY,
+    detect_fake_mode,
+    disable_dispatch_modes,
+    has_fake_tensors,
+)
 from shardscope._torch.fake import MAX_CONSTANT, NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, without_if_moved
@@ -31,7 +36,6 @@ from shardscope.errors import ShardscopeError, WorldError
 
 _RNG_STATE_BYTES = torch.get_rng_state().numel()  # ranks send it each other on the GPU
 _PLAIN = (torch.Tensor, nn.Parameter, UninitializedBuffer, UninitializedParameter)
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
     from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
@@ -69,7 +73,6 @@ def fake_tensors(host: HostData | None = None) -> Iterator[fake_tensor.FakeTenso
     try:
         with (
             _unpinned_fakes(),
-            _unshared_fakes(),
             _readable_fakes(),
             _copyable_fakes(),
             without_if_moved(_initialized_fakes()),
@@ -107,7 +110,9 @@ def _plain_tensors_on_meta(
         kwargs = kwargs or {}
         if self is not mode:
             return dispatch(self, op, types, args, kwargs)
-        device = kwargs.get("device")
+        device = kwargs.get("device") or next(
+            (arg for arg in args if isinstance(arg, torch.device)), None
+        )
         is_on_meta = (
             device.type == "meta" if device is not None else any(map(_is_on_meta, leaves(args)))
         )
@@ -116,7 +121,8 @@ def _plain_tensors_on_meta(
             return op(*args, **kwargs)
         is_part = getattr(running, "is_on", False)  # of an op on tensors without data
         if host is not None and not is_part:
-            answer = host.answer(op, types, args, kwargs)
+            is_moved = device is not None and any(map(_is_on_meta, args))  # off the meta device
+            answer = NotImplemented if is_moved else host.answer(op, types, args, kwargs)
             if answer is not NotImplemented:
                 return answer
         running.is_on = True
@@ -130,7 +136,7 @@ def _plain_tensors_on_meta(
                 memory.note_op(op, args, result)
         if host is not None:
             host.mark(op, args, result)
-        if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
+        if op is COPY and isinstance(result, _FakeTensor) and result.constant is None:
             _keep_constant(mode, result, args[0], kwargs)
         return result
 
@@ -150,7 +156,7 @@ def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, 
         limit = _RNG_STATE_BYTES if source.dtype is torch.uint8 else MAX_CONSTANT
         constant = source if source.numel() <= limit else None
     if constant is not None:
-        copy.constant = _COPY(constant, **{**kwargs, "device": torch.device("cpu")})
+        copy.constant = COPY(constant, **{**kwargs, "device": torch.device("cpu")})
         mode.fake_tensor_converter.add_constant_storage_mapping(copy)
 
 
@@ -366,23 +372,6 @@ def _unpinned_fakes() -> Iterator[None]:
 
 
 @contextmanager
-def _unshared_fakes() -> Iterator[None]:
-    """Make `share_memory_` return fake tensors unchanged, which have no memory to share."""
-    share = torch.Tensor.share_memory_
-
-    @functools.wraps(share)
-    def share_memory(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if isinstance(tensor, _FakeTensor) else share(tensor)
-
-    tensor_class: Any = torch.Tensor
-    tensor_class.share_memory_ = share_memory
-    try:
-        yield
-    finally:
-        tensor_class.share_memory_ = share
-
-
-@contextmanager
 def refused_nested_tensors() -> Iterator[None]:
     """Refuse to create nested tensors from fake tensors.
 
@@ -456,10 +445,19 @@ def _with_data(function: Any) -> Any:
 
 
 # Parts of torch's messages where C++ or numpy reads a tensor without data.
-_UNREADABLE = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
+_UNREADABLE = (
+    "its data is not allocated yet",
+    "with unallocated storage",
+    ".numpy() is not supported for tensor subclasses",
+)
 
 # Parts of torch's messages to a program that uses CUDA on a machine without it.
-_WITHOUT_CUDA = ("not compiled with CUDA", "no NVIDIA driver", "has no attribute '_cuda_")
+_WITHOUT_CUDA = (
+    "not compiled with CUDA",
+    "no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "has no attribute '_cuda_",
+)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.decompositions import is_composite, table_in_force
 from shardscope._torch.dispatch import all_op_names, has_fake_tensors, op_schema, overloads_of
 from shardscope._torch.storage import count_writes
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_leaves, pytree_unflatten
 from shardscope.compile.backends.aot import compile_as_inductor_would
 from shardscope.compile.backends.graph_backends import (
     copy_graph,
@@ -263,15 +263,15 @@ class _Faulty:
         self._plan = plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = [value for value in flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+        inputs = filter(torch.is_tensor, pytree_leaves((args, kwargs)))
         versions = {id(value): count_writes(value) for value in inputs}
-        values, structure = flatten(self._call(*args, **kwargs))
+        values, structure = pytree_flatten(self._call(*args, **kwargs))
         index = choose_result(values)
         if index is not None:
             value = values[index]
             is_written = versions.get(id(value), count_writes(value)) != count_writes(value)
             values[index] = self._inject_into_result(value, is_written=is_written)
-        return unflatten(values, structure)
+        return pytree_unflatten(values, structure)
 
     def _inject_into_result(self, value: torch.Tensor, *, is_written: bool) -> torch.Tensor:
         if self._plan.applies_to("forward"):
@@ -339,11 +339,11 @@ class _WrongDecomposition:
         return self._plan.nth in (None, self._num_seen)
 
     def _inject_fault(self, result: Any) -> Any:
-        values, structure = flatten(result)
+        values, structure = pytree_flatten(result)
         index = choose_result(values)
         if index is not None:
             values[index] = inject_fault(values[index], self._plan)
-        return unflatten(values, structure)
+        return pytree_unflatten(values, structure)
 
 
 def _reaches(gm: fx.GraphModule, example_inputs: Sequence[Any], names: frozenset[str]) -> bool:

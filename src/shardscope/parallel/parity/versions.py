@@ -1,4 +1,4 @@
-"""The parallel versions that `parity` can run: of which every rank gives a `StepResult`.
+"""The parallel versions that `parity` runs. Every rank of a version returns a `StepResult`.
 
 `EagerVersion` calls the user's function, which shards a copy of the model on each rank.
 `PartitionedVersion` partitions the model by a plan, as `parallelize` does.
@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
@@ -78,7 +78,7 @@ class EagerVersion:
     ) -> StepResult:
         """Run a step as one rank: copy the model, shard the copy, call it."""
         model_copy = copy_model(self.model)
-        task = self._own_task(mesh)
+        task = self._shard_task(mesh)
         gather = _Gatherer()
         seed_generators(task.seed)
         with variant.applied(model_copy, task) as applied:
@@ -125,7 +125,8 @@ class EagerVersion:
 
         return run_ranks_in_threads(self.axes, run, device=self.device)
 
-    def _own_task(self, mesh: DeviceMesh) -> Task:
+    def _shard_task(self, mesh: DeviceMesh) -> Task:
+        """The task with this rank's shard of the batch."""
         num_shards, index = 1, 0
         for axis in self.batch_axes:
             num_shards *= self.axes[axis]
@@ -371,7 +372,7 @@ class PartitionedVersion:
         """The paths of the program's outputs in the model's output; None for the loss."""
         spec = self.program.source.module_call_graph[0].signature.out_spec
         placeholders = [torch.empty(0) for _ in range(spec.num_leaves)]
-        output = unflatten(placeholders, spec)
+        output = pytree_unflatten(placeholders, spec)
         if not isinstance(self.user_model, ExportedProgram):
             output = output[1]
         names = {id(tensor): name for name, tensor in named_tensors(output)}
@@ -384,7 +385,7 @@ class PartitionedVersion:
         constants = self.program.source.constants.items()
         state = {name: variant.convert(value) for name, value in constants}
         state |= dict(named_buffers(model)) | dict(named_parameters(model))
-        inputs_in_order = iter(flatten(_arguments(inputs))[0])
+        inputs_in_order = iter(pytree_flatten(_arguments(inputs))[0])
         return [
             next(inputs_in_order) if role.kind == "input" else state[role.name]
             for _, role in self.program.graph.inputs

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
@@ -87,7 +87,7 @@ def _export(
 def _check_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     inputs = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     for name, value in inputs.items():
-        for leaf in flatten(value)[0]:
+        for leaf in pytree_flatten(value)[0]:
             if _expand(leaf) is not leaf:
                 raise ParallelError(
                     f"{name} is or holds a {type(leaf).__name__}, which torch.export does not take "
@@ -147,12 +147,14 @@ def expand_objects(output: object) -> tuple[object, list[bool]]:
 
     An object whose class is no pytree node becomes a dict of those attributes that hold tensors.
     """
-    leaves, tree = flatten(output, is_leaf=_is_cache)
+    leaves, tree = pytree_flatten(output, is_leaf=_is_cache)
     nests = [_expand(leaf) for leaf in leaves]
     is_cached = [
-        _is_cache(leaf) for leaf, nest in zip(leaves, nests, strict=True) for _ in flatten(nest)[0]
+        _is_cache(leaf)
+        for leaf, nest in zip(leaves, nests, strict=True)
+        for _ in pytree_flatten(nest)[0]
     ]
-    return unflatten(nests, tree), is_cached
+    return pytree_unflatten(nests, tree), is_cached
 
 
 def _is_cache(leaf: object) -> bool:
@@ -207,8 +209,8 @@ def export_with_loss(
 
 def _drop_objects(output: object) -> object:
     """The output with None for objects that torch.export cannot return, which a loss ignores."""
-    leaves, tree = flatten(output, is_leaf=_is_cache)
-    return unflatten([leaf if _expand(leaf) is leaf else None for leaf in leaves], tree)
+    leaves, tree = pytree_flatten(output, is_leaf=_is_cache)
+    return pytree_unflatten([leaf if _expand(leaf) is leaf else None for leaf in leaves], tree)
 
 
 @final

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ArgumentSpec, ExportGraphSignature, OutputSpec
 
 from shardscope._torch.export import expression_of, fake_mode_of, traced
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, explained
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec, local_shard
@@ -166,7 +166,7 @@ def local_inputs(
     example: CallArguments, graph: ShardingGraph, coordinate: MeshCoordinate
 ) -> CallArguments:
     """The rank's shards of the program's inputs."""
-    leaves, tree = flatten(example)
+    leaves, tree = pytree_flatten(example)
     values = [value for value, role in graph.inputs if role.kind == "input"]
     shards = [
         local_shard(leaf, spec=value.spec, coordinate=coordinate)
@@ -174,7 +174,7 @@ def local_inputs(
         else leaf
         for leaf, value in zip(leaves, values, strict=True)
     ]
-    local: CallArguments = unflatten(shards, tree)
+    local: CallArguments = pytree_unflatten(shards, tree)
     return local
 
 

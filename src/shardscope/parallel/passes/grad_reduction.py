@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.export import fake_mode_of, traced
-from shardscope._torch.tree import flatten
+from shardscope._torch.tree import pytree_flatten
 from shardscope.parallel.ir.graph import (
     OpNode,
     Reshard,
@@ -177,7 +177,7 @@ def _differentiate(op_node: OpNode, position: int) -> tuple[bool, ...]:
         outputs = op_node.op(**map_nest(op_node.arguments, example))
     except RuntimeError:  # torch reports it when the program is run
         return tuple(_is_float(value) for value in values)
-    tensors = [output for output in flatten(outputs)[0] if isinstance(output, Tensor)]
+    tensors = [output for output in pytree_flatten(outputs)[0] if isinstance(output, Tensor)]
     return tuple(tensor.requires_grad for tensor in tensors)
 
 

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.collectives.functional import WAIT
 from shardscope._torch.export import expression_of
-from shardscope._torch.tree import flatten
+from shardscope._torch.tree import pytree_flatten
 from shardscope.parallel.ir.graph import ShardingGraph, Value
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.cost_model import Hints, size_hint
@@ -97,7 +97,7 @@ class _StorageTracker:
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
-    leaves = flatten(node.meta.get("val"))[0]
+    leaves = pytree_flatten(node.meta.get("val"))[0]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from shardscope._torch.dispatch import is_overload, op_schema
 from shardscope._torch.export import expression_of, range_of
 from shardscope._torch.modules import StateLocation, register_tensor
-from shardscope._torch.tree import flatten, flatten_as, unflatten
+from shardscope._torch.tree import flatten_as, pytree_flatten, pytree_unflatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph, SymbolicSizes, Value, symbols_in
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
@@ -253,7 +253,7 @@ class Inputs:
         signature = source.module_call_graph[0].signature
         assert signature is not None, "export notes how a program is called"
         self._tree = signature.in_spec
-        args, kwargs = unflatten(list(range(len(values))), self._tree)
+        args, kwargs = pytree_unflatten(list(range(len(values))), self._tree)
         self._is_plain = not kwargs and args == tuple(range(len(values)))
         self._is_expected = _write_check(self._expected if self._is_plain else [])
         names = list(signature.forward_arg_names or ())
@@ -297,7 +297,7 @@ class Inputs:
         if len(positional) != len(self._positional) or set(remaining) != set(self._keywords):
             raise self._call_error(args, kwargs)
         nest = (tuple(positional), {name: remaining[name] for name in self._keywords})
-        call_leaves, tree = flatten(nest)
+        call_leaves, tree = pytree_flatten(nest)
         leaves = call_leaves if tree == self._tree else flatten_as(nest, self._tree)
         if leaves is None:
             raise ParallelError(
@@ -439,7 +439,7 @@ class Results:
         ]
         self._changes = bool(self._to_state or self._to_inputs)
         self._tree = source.module_call_graph[0].signature.out_spec
-        shape = unflatten(list(range(len(self._outputs))), self._tree)
+        shape = pytree_unflatten(list(range(len(self._outputs))), self._tree)
         self._is_single = shape == 0 and type(shape) is int
         self._is_plain = type(shape) is tuple and shape == tuple(range(len(self._outputs)))
 
@@ -456,7 +456,7 @@ class Results:
         if self._is_single:
             return results[self._outputs[0]]
         outputs = [results[i] for i in self._outputs]
-        return tuple(outputs) if self._is_plain else unflatten(outputs, self._tree)
+        return tuple(outputs) if self._is_plain else pytree_unflatten(outputs, self._tree)
 
     def write_back(
         self, results: Sequence[object], state: Sequence[Any], inputs: Sequence[Any]

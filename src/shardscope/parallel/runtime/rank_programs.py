@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.storage import scale_all
-from shardscope._torch.tree import flatten
+from shardscope._torch.tree import pytree_flatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import ShardingGraph
 from shardscope.parallel.ir.mesh import Mesh
@@ -124,7 +124,7 @@ class RankPrograms:
     @cached_property
     def is_without_data(self) -> bool:
         """Whether a tensor of the program or of its example inputs is fake or meta."""
-        tensors = [*self.source.state_dict.values(), *flatten(self.source.example_inputs)[0]]
+        tensors = [*self.source.state_dict.values(), *pytree_flatten(self.source.example_inputs)[0]]
         return any(is_without_data(tensor) for tensor in tensors)
 
     @cached_property

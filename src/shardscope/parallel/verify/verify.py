@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import TorchDispatchMode
 from shardscope._torch.snapshot import preserved_random_state
-from shardscope._torch.tree import flatten, unflatten
+from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import fp64_mode, perturb_ulp, perturb_ulp_, to_fp64
 from shardscope.parallel.equivalence import (
@@ -134,7 +134,7 @@ def verify_ranks(
     the model. The first comparison needs the model and data. Raises ParallelError if it fails.
     """
     trial = make_trial(programs)
-    tensors = [*flatten(example)[0], *programs.source.state_dict.values()]
+    tensors = [*pytree_flatten(example)[0], *programs.source.state_dict.values()]
     if original is not None and not any(is_without_data(tensor) for tensor in tensors):
         with preserved_random_state():
             check_export_fidelity(
@@ -150,7 +150,7 @@ def verify_ranks(
 def flatten_arguments(programs: RankPrograms, example: CallArguments) -> list[object]:
     """The arguments of the program, state and inputs, with generated data for fake tensors."""
     graph, source = programs.graph, programs.source
-    inputs = flatten(example)[0]
+    inputs = pytree_flatten(example)[0]
     num_wanted = sum(role.kind == "input" for _, role in graph.inputs)
     if len(inputs) != num_wanted:
         raise ParallelError(
@@ -346,7 +346,7 @@ def unverifiable_reason(program: ExportedProgram, mesh: Mesh, example: CallArgum
             f"of at most {_MAX_RANKS}"
         )
     state = {id(item): item for item in (*program.state_dict.values(), *program.constants.values())}
-    leaves = [*state.values(), *flatten(example)[0]]
+    leaves = [*state.values(), *pytree_flatten(example)[0]]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     is_generated = any(is_without_data(tensor) for tensor in tensors)
@@ -416,15 +416,15 @@ def _run_model(
     is_perturbed: bool = False,
 ) -> StepResult:
     model = original()
-    leaves, tree = flatten(example)
+    leaves, tree = pytree_flatten(example)
     inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    args, kwargs = unflatten(inputs, tree)
+    args, kwargs = pytree_unflatten(inputs, tree)
     if is_perturbed:
         args, kwargs = perturb_ulp_(model, (args, kwargs))
     old_buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(model)}
     torch.manual_seed(0)
     with _errors_of_the_model(model), torch.enable_grad() if trained else torch.no_grad():
-        results = flatten(expand_objects(model(*args, **kwargs))[0])[0]
+        results = pytree_flatten(expand_objects(model(*args, **kwargs))[0])[0]
         if trained:
             results[0].backward()
     names = [role.name for _, role in graph.outputs if role.kind == "output"]
@@ -444,7 +444,7 @@ def _run_model(
     }
     written = {role.name for _, role in graph.outputs if role.kind == "input mutation"}
     input_names = [role.name for _, role in graph.inputs if role.kind == "input"]
-    for name, value in zip(input_names, flatten((args, kwargs))[0], strict=True):
+    for name, value in zip(input_names, pytree_flatten((args, kwargs))[0], strict=True):
         if name in written:
             buffers[name] = value.detach()
             changed.add(name)

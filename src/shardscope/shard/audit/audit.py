@@ -19,19 +19,23 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dtensor import allow_mixing
-from shardscope._torch.fsdp import meshes_of
-from shardscope._torch.mesh import axis_names, describe_axes, describe_placements, root_mesh
+from shardscope._torch.mesh import axis_names, describe_placements
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.modules import unwrap
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
-from shardscope.attribution.program_records import describe_run, find_torch_gaps, read_identity
+from shardscope.attribution.program_records import (
+    describe_run,
+    find_torch_gaps,
+    read_axes,
+    read_identity,
+)
 from shardscope.errors import AuditError
 from shardscope.plan import Plan, PlanMatcher
 from shardscope.plan.placements import Shard
 from shardscope.plan.styles import Colwise, Rowwise
-from shardscope.record import Axis, Finding, Gap, MarkKind, Recording, Severity, Source
+from shardscope.record import Axis, Finding, Gap, MarkKind, Module, Recording, Severity, Source
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.text import describe_error
 from shardscope.shard.audit.findings import (
@@ -48,7 +52,6 @@ from shardscope.shard.audit.findings import (
 )
 from shardscope.shard.audit.plan import PlanRule, read_plan, style_dim
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
-from shardscope.world import current_world
 
 
 @explain_moved_names
@@ -98,7 +101,8 @@ def audit(
     gaps = list(inventory.gaps)
     if step is not None:
         findings += _run_step(inventory, step, gaps)
-    run = describe_run(rank, world_size, _read_axes(inventory), instrument="audit")
+    axes = _read_axes(inventory)
+    run = describe_run(rank, world_size, axes, instrument="audit")
     inputs = {"ties": before, "step": step}
     skipped = tuple(check for check, value in inputs.items() if value is None)
     return Recording(
@@ -106,6 +110,46 @@ def audit(
         modules=inventory.modules,
         findings=tuple(findings),
         gaps=(*find_torch_gaps(rank), *gaps),
+    )
+
+
+def audit_models(models: nn.Module | Mapping[str, nn.Module]) -> Recording:
+    """An audit of several models, such as the stages of a pipeline that one rank runs.
+
+    The names of modules begin with their model's name, as in a trace of the same models.
+    """
+    if isinstance(models, nn.Module):
+        return audit(models)
+    audits = [_with_prefix(audit(model), prefix) for prefix, model in models.items()]
+    return replace(
+        audits[0],
+        modules=tuple(module for recording in audits for module in recording.modules),
+        findings=tuple(finding for recording in audits for finding in recording.findings),
+        gaps=tuple(dict.fromkeys(gap for recording in audits for gap in recording.gaps)),
+    )
+
+
+def _with_prefix(recording: Recording, prefix: str) -> Recording:
+    def rename(name: str) -> str:
+        return f"{prefix}.{name}".rstrip(".")
+
+    def rename_module(module: Module) -> Module:
+        parameters = []
+        for parameter in module.parameters:
+            group, alias = parameter.fsdp_group, parameter.alias_group
+            group, alias = (name if name is None else rename(name) for name in (group, alias))
+            parameters.append(replace(parameter, fsdp_group=group, alias_group=alias))
+        return replace(
+            module,
+            name=rename(module.name),
+            aliases=tuple(map(rename, module.aliases)),
+            parameters=tuple(parameters),
+        )
+
+    return replace(
+        recording,
+        modules=tuple(map(rename_module, recording.modules)),
+        findings=tuple(replace(f, subject=rename(f.subject)) for f in recording.findings),
     )
 
 
@@ -133,19 +177,13 @@ def _run_step(
 
 
 def _read_axes(inventory: ModelInventory) -> tuple[Axis, ...]:
-    """The axes of the largest mesh among the simulated world's and those of the model's tensors.
-
-    Without a mesh, those that annotations of spmd_types name.
-    """
-    world = current_world()
-    meshes = [root_mesh(mesh) for mesh in meshes_of(inventory.model)]
-    meshes += [] if world is None else list(world.meshes)
-    if not meshes:
-        types = (axis_type for entry in inventory.tensors for axis_type in entry.types)
-        sizes = {axis_type.axis: axis_type.size for axis_type in types}
-        return tuple(Axis(name=axis, size=size) for axis, size in sizes.items())
-    largest = max(meshes, key=lambda mesh: mesh.size())
-    return describe_axes(largest)
+    """The axes of the run's mesh; without a mesh, those that annotations of spmd_types name."""
+    axes = read_axes(inventory.names, inventory.report_gap)
+    if axes:
+        return axes
+    types = (axis_type for entry in inventory.tensors for axis_type in entry.types)
+    sizes = {axis_type.axis: axis_type.size for axis_type in types}
+    return tuple(Axis(name=axis, size=size) for axis, size in sizes.items())
 
 
 def find_plan_problems(
@@ -252,7 +290,7 @@ def find_broken_ties(
     inventory: ModelInventory, rules: Sequence[PlanRule], before: Recording | None
 ) -> Iterator[Finding]:
     """Find tied weights that are now separate tensors, or that the plan would separate."""
-    tensors = {first_entry.name: first_entry for first_entry in inventory.tensors}
+    tensors = {entry.name: entry for entry in inventory.tensors}
     yield from _find_ties_broken_by_plan(inventory, rules)
     shared = name_shared_parameters(inventory)
     yield from map(describe_shared_parameter, shared)
@@ -270,7 +308,7 @@ def find_broken_ties(
             f"and {_describe_layout(second_entry)}, "
             "which will be trained independently",
             remedy="Give both the same placements and the same FSDP group (that of a module that "
-            "holds both, or fully_shard([one, other])), and tie them again after sharding.",
+            "holds both, or fully_shard([first, second])), and tie them again after sharding.",
         )
 
 

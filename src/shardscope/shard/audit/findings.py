@@ -68,7 +68,7 @@ def find_replicated(inventory: ModelInventory) -> Iterator[Finding]:
         and entry.local_bytes >= _LARGE_BYTES
         and not entry.record.is_buffer
         and not _is_flat(entry)
-        and inventory.is_known(entry)
+        and inventory.is_layout_known(entry)
     ]
     for name, group in fold_names(wasteful):
         yield _describe_replicated(name, group, shard_axes, max_parts)

@@ -146,7 +146,7 @@ class ModelInventory:
         self._has_annotations = any(entry.record.is_annotated for entry in self.tensors)
         self._report_untyped()
 
-    def is_known(self, entry: TensorEntry) -> bool:
+    def is_layout_known(self, entry: TensorEntry) -> bool:
         """Whether it is known how a tensor is distributed.
 
         Not for a tensor whose spmd_types annotation is V (varying), nor for one without
@@ -160,19 +160,19 @@ class ModelInventory:
         """Report what the annotations of spmd_types leave unknown."""
         for entry in self.tensors:
             kind = "buffer" if entry.record.is_buffer else "parameter"
-            if not entry.is_placed and not self.is_known(entry):
+            if not entry.is_placed and not self.is_layout_known(entry):
                 fact = (
                     f"this {kind} has no spmd_types annotation: whether it is sharded or "
                     "replicated is not known"
                 )
-                self._report_gap(entry.name, fact)
+                self.report_gap(entry.name, fact)
             axes = [axis_type.axis for axis_type in entry.types if axis_type.type == "V"]
             if axes:
                 fact = (
                     f"its type on {', '.join(axes)} is V (varying), which does not name a sharded "
                     "dim: its shape is that of this rank"
                 )
-                self._report_gap(entry.name, fact)
+                self.report_gap(entry.name, fact)
 
     def name_of(self, module: nn.Module) -> str:
         """The clean name of one of the model's modules."""
@@ -228,7 +228,7 @@ class ModelInventory:
                 yield from self._read_tensor(module, name, index, tensor, is_buffer=is_buffer)
             except Exception as error:  # noqa: BLE001 - a tensor subclass may raise anything
                 fact = f"it could not be read ({type(error).__name__}: {error})"
-                self._report_gap(f"{self.names.names[index]}.{name}", fact)
+                self.report_gap(f"{self.names.names[index]}.{name}", fact)
 
     def _read_tensor(
         self,
@@ -243,7 +243,7 @@ class ModelInventory:
         full = f"{self.names.names[index]}.{name}".lstrip(".")
         own_tensor = self._sharded.get(key, tensor)
         if own_tensor is not None and is_lazy(own_tensor):
-            self._report_gap(full, "it has no shape yet: run a forward, then audit")
+            self.report_gap(full, "it has no shape yet: run a forward, then audit")
             return
         flat_shard = self._flat_shards.get(key)
         if flat_shard is not None and flat_shard.is_part:
@@ -251,7 +251,7 @@ class ModelInventory:
                 "FSDP1 is applied on top of tensor parallelism: shape and bytes are those of "
                 "its shard"
             )
-            self._report_gap(full, fact)
+            self.report_gap(full, fact)
         described = self._describe(name, own_tensor, flat_shard)
         if key in self._annotated:
             described = add_types(described, self._annotated[key])
@@ -268,7 +268,8 @@ class ModelInventory:
         types = () if own_tensor is None else read_annotation(own_tensor)
         yield TensorEntry(name=full, record=record, tensor=own_tensor, mesh=mesh, types=types)
 
-    def _report_gap(self, place: str, fact: str) -> None:
+    def report_gap(self, place: str, fact: str) -> None:
+        """Note something about the model that could not be read."""
         self.gaps.append(Gap(place=place.lstrip("."), fact=fact, rank=self.rank))
 
     def _find_rule(self, module: nn.Module, name: str, index: int) -> str | None:

@@ -27,7 +27,12 @@ from shardscope._torch.dispatch import (
 from shardscope._torch.dtensor import ShapePropagationTracker
 from shardscope._torch.fake import moves_within_cpu, on_device
 from shardscope._torch.fake_models import FakeSubstitution
-from shardscope._torch.frames import is_compiled_running, running_param_group, watched_offloading
+from shardscope._torch.frames import (
+    is_compiled_mask_running,
+    is_compiled_running,
+    running_param_group,
+    watched_offloading,
+)
 from shardscope._torch.fsdp import (
     flat_shares,
     has_flat_parameters,
@@ -129,6 +134,8 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_compiled = is_compiled_running(sys._getframe())
         if op is READ_VALUE:
             return self._read_value(args[0])
+        if self.has_compiled and is_compiled_mask_running(sys._getframe()):
+            return op(*args, **on_device(kwargs or {}, self._device_type))
         if op not in _LIFTS:  # of constants from Python, whose values torch must keep
             for tensor in inputs:
                 self._register_input(tensor)
@@ -217,7 +224,9 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register_model(self, model: nn.Module) -> None:
         for module in every_module(model):
             index = self._names.find(module)
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            # A module may have an attribute of its own that is called buffers.
+            buffers = nn.Module.buffers(module, recurse=False)
+            for tensor in (*module.parameters(recurse=False), *buffers):
                 # A tied parameter belongs to one module, and so do its gradient and state.
                 self._claim(tensor, MemoryKind.PARAMETERS, of=tensor, otherwise=index)
                 self._watch_gradient(tensor)
@@ -255,10 +264,10 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocation = self._live.find_or_begin(tensor)
             if allocation is not None and op in _EMPTY:
                 allocation.is_buffer = True
-        lasting_bytes = self._cublas_handles.begin(op)
-        if lasting_bytes:
+        handle_bytes = self._cublas_handles.create_for(op)
+        if handle_bytes:
             charged_to = self._phase_tracker.read()._replace(module=NO_MODULE)
-            self.allocation_log.begin(lasting_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
+            self.allocation_log.begin(handle_bytes, charged_to).claim(MemoryKind.TEMPORARIES)
         elif op.namespace == "fsdp":
             self._note_fsdp(args, kwargs)
         num_bytes = workspace_bytes(op, args)
@@ -306,6 +315,7 @@ _REMEDIES = {  # by a part of torch's message, for tensors without data
     "Torch not compiled with CUDA enabled": _NO_CUDA,
     "not linked with support for cuda": _NO_CUDA,
     "Found no NVIDIA driver": _NO_CUDA,
+    "No CUDA GPUs are available": _NO_CUDA,
     "shape_env must not be None": "Nested tensors need data: pad them",
     "have been used in the graph": (
         "Take parameters from the model in the step, not before memory() is called"
