@@ -403,6 +403,20 @@ def trunc_normal_draws_with(name: str) -> bool:
     return len(calls) == 1
 
 
+def lazy_layers_infer_parameters() -> bool:
+    """Whether the first call of a lazy layer infers its parameters by this method of its class."""
+    calls: list[tuple[int, ...]] = []
+
+    class Layer(nn.LazyLinear):
+        def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> Any:
+            result = super()._infer_parameters(module, args, kwargs)  # type: ignore[no-untyped-call]
+            calls.append(tuple(self.weight.shape))
+            return result
+
+    Layer(2)(torch.ones(1, 3))
+    return calls == [(2, 3)]
+
+
 def scalers_step_with(name: str) -> bool:
     """Whether a gradient scaler calls its method `name` to run the optimizer's step."""
     calls: list[object] = []
@@ -580,6 +594,12 @@ CANARIES: dict[str, Canary] = {
         lambda: (
             torch.ops.prim.device.default in torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS
         ),
+    ),
+    "torch.nn.modules.lazy.LazyModuleMixin._infer_parameters": Canary(
+        "give lazy layers parameters without data", lazy_layers_infer_parameters
+    ),
+    "._infer_parameters": Canary(
+        "give lazy layers parameters without data", lazy_layers_infer_parameters
     ),
     "torch.amp.GradScaler._maybe_opt_step": Canary(
         "let gradient scalers step without data", lambda: scalers_step_with("_maybe_opt_step")

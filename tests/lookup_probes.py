@@ -71,6 +71,7 @@ from shardscope._torch.cuda import workspaces
 from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.process_groups import simulated as simulated_group
 from shardscope._torch.process_groups import simulated_tensors
+from shardscope._torch.storage import plain_tensors
 
 __all__ = ["PROBES"]
 
@@ -507,7 +508,22 @@ def device_is_read_from_the_base_class() -> bool:
     return bool(read(tensor) == torch.device("cpu")) and tensor.shape == (3,)
 
 
+def transformed_tensors_are_unwrapped() -> bool:
+    """Whether the tensor inside one of `torch.func.grad` has the storage of the argument."""
+    weight = torch.ones(2)
+    storages: list[int] = []
+
+    def loss(inner: torch.Tensor) -> torch.Tensor:
+        storages.extend(plain.untyped_storage().data_ptr() for plain in plain_tensors(inner))
+        return inner.sum()
+
+    torch.func.grad(loss)(weight)
+    return storages == [weight.untyped_storage().data_ptr()]
+
+
 PROBES: dict[str, Probe] = {
+    "torch._C._functorch.is_functorch_wrapped_tensor": transformed_tensors_are_unwrapped,
+    "torch._C._functorch.get_unwrapped": transformed_tensors_are_unwrapped,
     "torch.nn.modules._functions.SyncBatchNorm": synchronized_batch_norm_gathers_and_reduces,
     "torch.utils._device._device_constructors": factories_take_the_index_of_a_device,
     "torch._dynamo.guards.GuardManagerWrapper": (

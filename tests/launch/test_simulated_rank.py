@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import shutil
 import sqlite3
@@ -16,15 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
 
 from shardscope.attribution.failures import describe_failure
 from shardscope.errors import WorldError
 from shardscope.launch.cluster import Cluster
+from shardscope.launch.instruments import find_models
 from shardscope.launch.rank_process import SimulatedRank
 from shardscope.launch.request import Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
-from shardscope.record import Axis, Recording, RunInfo
+from shardscope.record import Axis, MemoryKind, Recording, RunInfo
+from shardscope.shard.memory.memory import ObservedSteps
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
 
@@ -106,6 +111,27 @@ class TestValues:
         dist.all_reduce(count)
         assert count.item() == 24  # the other seven ranks are assumed to have the same
 
+    def test_what_is_overwritten_is_not_known_any_more(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        loss = torch.randn(1, device="cuda")
+        gathered = [torch.zeros(1, device="cuda") for _ in range(8)]
+        dist.all_gather(gathered, loss)
+        received, copied = (torch.zeros(1, device="cuda") for _ in range(2))
+        dist.recv(received, src=0)
+        copied.copy_(loss).div_(8)
+        assert [tensor.item() for tensor in (*gathered, received, copied)] == [1.0] * 10
+        overflow = (~torch.isfinite(loss)).float()
+        dist.all_reduce(overflow)
+        assert overflow.item() == 0
+
+    def test_lazy_layers_get_parameters_without_data(self, rank: SimulatedRank) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LazyLinear(2))
+        model(torch.ones(3, 4))
+        model = model.cuda()
+        model(torch.ones(3, 4).cuda()).sum().backward()
+        gradients = {name: tuple(p.grad.shape) for name, p in model.named_parameters()}
+        assert gradients["2.weight"] == (2, 8)
+
     def test_threads_make_tensors_without_data_too(self, rank: SimulatedRank) -> None:
         model, results = nn.Linear(4, 4).cuda(), []
         thread = threading.Thread(target=lambda: results.append(model(torch.ones(2, 4).cuda())))
@@ -124,6 +150,39 @@ class TestValues:
         parameters = [nn.Parameter(torch.randn(3, 5)).cuda() for _ in range(50)]
         assert len({parameter.data_ptr() for parameter in parameters}) == 50
         assert parameters[0].view(15).data_ptr() == parameters[0].data_ptr()
+
+
+@no_gpu
+class TestMemory:
+    def test_what_the_program_keeps_on_the_host_is_not_counted(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).cuda()
+        fully_shard(model, offload_policy=CPUOffloadPolicy())
+        steps = ObservedSteps(model)
+        with steps.watching():
+            with torch.autograd.graph.save_on_cpu():
+                loss = model(torch.randn(4096, 256, device="cuda")).sum()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= parameter.grad
+            steps.end_step()
+        steps.report_gaps()
+        result = steps.make_result(None)
+        assert result.recording.gaps == ()
+        assert result.recording.findings == ()  # it has no optimizer that was left out
+        kinds = {use.kind for use in result.profile.at_peak}
+        assert MemoryKind.PARAMETERS not in kinds
+        assert MemoryKind.GATHERED in kinds
+
+    def test_models_have_the_names_of_their_own_classes(self, rank: SimulatedRank) -> None:
+        dist.init_process_group("nccl")
+        wrapped = DistributedDataParallel(nn.Bilinear(2, 2, 2).cuda())
+        sharded = fully_shard(nn.Bilinear(8, 8, 8).cuda())
+        models = find_models([wrapped])
+        assert isinstance(models, dict)
+        names = {id(model): name for name, model in models.items()}
+        assert {names[id(wrapped)], names[id(sharded)]} == {"Bilinear0", "Bilinear1"}
 
 
 @no_gpu
@@ -166,6 +225,10 @@ class TestFailures:
         assert describe_failure(error) == (
             "ImportError: Could not import model, because of OSError: The library is missing"
         )
+
+    def test_a_long_error_of_ours_keeps_its_remedy(self) -> None:
+        error = WorldError(f"A fact {'with many words ' * 20}ends here. This is the remedy.")
+        assert describe_failure(error).endswith("ends here. This is the remedy")
 
 
 @no_gpu
@@ -403,13 +466,28 @@ class TestFiles:
         assert sorted(os.listdir(work)) == ["config.txt", "old.txt"]
         assert (work / "config.txt").read_text() == "original"
 
+    def test_a_skipped_checkpoint_can_be_loaded(self, rank: SimulatedRank) -> None:
+        model = nn.Linear(4, 2).cuda()
+        torch.save({"model": model.state_dict(), "step": torch.tensor(7)}, "state.tmp")
+        os.replace("state.tmp", "state.pt")
+        state = torch.load("state.pt", map_location={"cuda:6": "cpu"}, weights_only=True)
+        assert state["step"].item() == 7
+        model.load_state_dict(state["model"])
+        on_gpu = torch.load("state.pt", map_location="cuda")["model"]["weight"]
+        assert (tuple(on_gpu.shape), on_gpu.device.type) == ((2, 4), "cuda")
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        assert torch.load(buffer, weights_only=False) is model
+
     def test_checkpoints_are_skipped_if_the_user_asks_for_it(self, tmp_path: Path) -> None:
         request = make_request(tmp_path / "scratch", skips_checkpoints=True)
         simulated = SimulatedRank(request, Job(rank=0, instrument="trace"))
         with simulated.entered():
             torch.save({"step": 1}, tmp_path / "state.pt")
             torch.distributed.checkpoint.save({"weight": torch.ones(2)}, checkpoint_id="folder")
-            assert os.path.getsize(tmp_path / "state.pt") == 0
+            assert os.path.getsize(tmp_path / "state.pt") < 100
+            assert torch.load(tmp_path / "state.pt") == {"step": 1}
             assert not os.path.exists("folder")
         assert not (tmp_path / "state.pt").exists()
         assert list(simulated.find_gaps()) == []

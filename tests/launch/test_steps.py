@@ -160,3 +160,84 @@ def test_modules_called_in_workers_and_other_threads_do_not_end_a_step(
 def test_coverage_of_a_program_without_modules_is_refused() -> None:
     with pytest.raises(LaunchError, match="what the program trains is not called as a module"):
         CoverageInstrument().start([])
+
+
+class Probing(nn.Module):
+    """Finds out in its constructor how many features a part of it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        num_features = self.first(torch.ones(1, 4)).shape[1]
+        self.second = nn.LazyLinear(num_features)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.first(rows))
+        return result
+
+
+class Wrapper(nn.Module):
+    """Calls another module, as torch's wrappers do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.module(rows)
+        return result
+
+
+def test_calls_while_a_model_is_built_are_no_training() -> None:
+    counted = Counted()
+
+    def train() -> None:
+        normalized = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        assert normalized.weight.requires_grad  # computed by a call
+        model = Probing()
+        sum_of(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            sum_of(model).backward()
+            optimizer.step()
+
+    with counted.counter.watching(), pytest.raises(StepsDone):
+        train()
+    assert counted.models == [["Probing"]]
+    assert counted.counter.num_steps == 2
+
+
+def test_a_model_that_is_wrapped_after_a_trial_call_is_observed_from_the_start() -> None:
+    counted = Counted()
+
+    def train() -> None:
+        model: nn.Module = nn.Linear(4, 4)
+        sum_of(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        model = Wrapper(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            (sum_of(model) + sum_of(model)).backward()
+            optimizer.step()
+
+    with counted.counter.watching(), pytest.raises(StepsDone):
+        train()
+    assert counted.models == [["Linear"], ["Wrapper"]]
+    assert counted.counter.num_steps == 2
+
+
+def test_a_model_called_with_other_parameters_is_still_the_same() -> None:
+    counted = Counted()
+    model = nn.Linear(4, 4)
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (torch.ones(2, 4),)).sum()
+
+    with counted.counter.watching():
+        parameters = dict(model.named_parameters())
+        for _ in range(3):
+            gradients = torch.func.grad(loss)(parameters)
+            parameters = {name: parameters[name] - gradients[name] for name in parameters}
+    assert counted.models == [["Linear"]]

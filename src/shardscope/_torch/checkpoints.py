@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict_saver
 
 from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.fake import FakeTensor
 from shardscope._torch.tree import pytree_map
 from shardscope.errors import ShardscopeError
 
@@ -35,7 +37,7 @@ OnSkip = Callable[[str], None]
 
 @contextmanager
 def skipped_checkpoints(on_skip: OnSkip, *, skips_data: bool) -> Iterator[None]:
-    """Write an empty file, or nothing, where the program saves tensors, until the context ends.
+    """Write a short mark, or nothing, where the program saves tensors, until the context ends.
 
     With `skips_data`, `torch.save` writes no data either; otherwise it writes what has data.
     """
@@ -56,12 +58,16 @@ def skipped_checkpoints(on_skip: OnSkip, *, skips_data: bool) -> Iterator[None]:
 def loaded_with_data() -> Iterator[None]:
     """Let `torch.load` read data on the host, where torch would make tensors on meta.
 
-    Tensors that it would put on a GPU are moved there, and have no data.
+    Tensors that it would put on a GPU are moved there, and have no data. If it reads a checkpoint
+    that this process has skipped, it returns what was to be saved, with tensors of the same shapes.
     """
     read = torch.load
 
     @functools.wraps(read)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        skipped = _read_mark(f)
+        if skipped is not None:
+            return pytree_map(functools.partial(_restore, map_location), skipped.content)
         devices: dict[int, torch.device] = {}  # of what belongs on a GPU, by the storage
 
         def place(storage: Any, location: str) -> Any:
@@ -143,9 +149,10 @@ def _skip_file(
 ) -> Callable[..., None]:
     @functools.wraps(save)
     def skip(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        start = f.tell() if hasattr(f, "tell") else 0
         try:
             if skips_data and isinstance(f, str | os.PathLike):
-                _write_empty(f)
+                _write_mark(f, obj)
             elif isinstance(f, str | os.PathLike):  # torch would write it without Python's open()
                 with open(f, "wb") as file:
                     save(obj, file, *args, **kwargs)
@@ -153,9 +160,75 @@ def _skip_file(
                 save(obj, f, *args, **kwargs)
         except _UNSAVED:
             on_skip("torch.save()")
-            _write_empty(f)
+            _write_mark(f, obj, start)
 
     return skip
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedTensor:
+    """What a skipped checkpoint knows of a tensor without data."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _SkippedCheckpoint:
+    """The object that `torch.save` got, with shapes in place of tensors without data."""
+
+    content: Any
+
+
+_MARK = b"shardscope: a checkpoint of tensors without data, number "
+_MARK_BYTES = len(_MARK) + 8
+_skipped: list[_SkippedCheckpoint] = []
+
+
+def _write_mark(file: Any, obj: Any, start: int = 0) -> None:
+    """Write where the content of a skipped checkpoint is found in this process.
+
+    An open file is overwritten from the position `start` on.
+    """
+    _skipped.append(_SkippedCheckpoint(pytree_map(_describe, obj)))
+    mark = _MARK + f"{len(_skipped) - 1:8d}".encode()
+    if isinstance(file, str | os.PathLike):
+        with open(file, "wb") as opened:
+            opened.write(mark)
+    else:
+        file.seek(start)
+        file.truncate()
+        file.write(mark)
+
+
+def _read_mark(file: Any) -> _SkippedCheckpoint | None:
+    """The skipped checkpoint that `file` stands for; None for any other file."""
+    if isinstance(file, str | os.PathLike):
+        with open(file, "rb") as opened:
+            start = opened.read(_MARK_BYTES)
+    else:
+        position = file.tell()
+        start = file.read(_MARK_BYTES)
+        file.seek(position)
+    number = start.removeprefix(_MARK)
+    return _skipped[int(number)] if number != start and int(number) < len(_skipped) else None
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return _SavedTensor(value.shape, value.stride(), value.dtype, value.device)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _restore(map_location: Any, value: Any) -> Any:
+    if not isinstance(value, _SavedTensor):
+        return value
+    place = _find_location(map_location, torch.UntypedStorage(0), str(value.device))
+    device = place if isinstance(place, torch.device) else torch.device("cpu")
+    tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=device)
+    return tensor.zero_()
 
 
 def _skip_second(save: Callable[..., Any], name: str, on_skip: OnSkip) -> Callable[..., None]:

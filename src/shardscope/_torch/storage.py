@@ -8,14 +8,23 @@ from typing import Any
 
 import torch
 
+from shardscope._torch.private import find_name, is_missing
+
 
 def is_wrapper_type(cls: type) -> bool:
     """Whether tensors of this type wrap other tensors, as DTensor does, and own no memory."""
     return hasattr(cls, "__tensor_flatten__")
 
 
+_NEED = "find the memory of tensors inside torch.func's transforms"
+_is_transformed = find_name("torch._C._functorch.is_functorch_wrapped_tensor", _NEED)
+_unwrap_transformed = find_name("torch._C._functorch.get_unwrapped", _NEED)
+
+
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor itself, or the tensors that it wraps, at any depth."""
+    while not is_missing(_is_transformed) and _is_transformed(tensor):
+        tensor = _unwrap_transformed(tensor)
     if not is_wrapper_type(type(tensor)):
         yield tensor
         return

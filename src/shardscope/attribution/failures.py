@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from shardscope.errors import ShardscopeError
+
 _MAX_TEXT = 300  # characters of an exception's message
 
 # What torch raises if a tensor without data is asked for its data. Its exceptions are known by
@@ -162,6 +164,8 @@ def _summarize(error: BaseException) -> str:
     if not lines:
         return kind
     text = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    if isinstance(error, ShardscopeError):
+        return f"{kind}: {text.rstrip(' .')}"  # it names the remedy
     if len(text) > _MAX_TEXT:
         text = text.partition(". ")[0]  # the first sentence has the fact
     return f"{kind}: {_shorten(text.rstrip(' .:'))}"

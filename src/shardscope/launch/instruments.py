@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardscope._torch.cuda.gpus import GPUS
 from shardscope._torch.dynamo_caches import quiet_compiler
-from shardscope._torch.fsdp import meshes_of
+from shardscope._torch.fsdp import meshes_of, user_class
+from shardscope._torch.modules import unwrap
 from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
@@ -314,8 +315,8 @@ def find_models(called: list[nn.Module]) -> Models:
 
 
 def _name_models(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Each model with the name of its class, numbered where several have the same."""
-    names = [type(model).__name__ for model in models]
+    """Each model with the name of the user's class, numbered where several have the same."""
+    names = [user_class(unwrap(model)).__name__ for model in models]
     for index, (name, model) in enumerate(zip(names, models, strict=True)):
         is_unique = names.count(name) == 1
         yield name if is_unique else f"{name}{names[:index].count(name)}", model

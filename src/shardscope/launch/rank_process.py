@@ -29,7 +29,7 @@ from shardscope.attribution.failures import describe_failure, find_line, suggest
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.instruments import make_instrument
+from shardscope.launch.instruments import Instrument, make_instrument
 from shardscope.launch.program import Program, launched_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
 from shardscope.launch.steps import StepCounter, StepsDone
@@ -84,15 +84,15 @@ class ProgramRun:
         self._evaluations = evaluations
         folder = Path(request.scratch, job.stem)
         folder.mkdir(exist_ok=True)
-        stream = folder / "trace.jsonl"
-        mail = str(Path(request.scratch, MAIL))
-        self._instrument = make_instrument(job.instrument, request.gpu, stream=stream, folder=mail)
+        self._stream = folder / "trace.jsonl"
+        self._instrument = self._make_instrument()
         self._counter = StepCounter(
             request.num_steps,
             on_start=self._start,
             on_step=self._end_step,
             on_refusal=self._end_at_once,
         )
+        self._is_observing = False
         self._owner = os.getpid()
         self._ending = threading.Lock()
         self._exit = os._exit
@@ -154,7 +154,18 @@ class ProgramRun:
         """Whether the program was asked to end; what it does then is no failure."""
         return self._counter.is_done or self._instrument.is_done
 
+    def _make_instrument(self) -> Instrument:
+        mail = str(Path(self._request.scratch, MAIL))
+        return make_instrument(
+            self._job.instrument, self._request.gpu, stream=self._stream, folder=mail
+        )
+
     def _start(self, models: list[nn.Module]) -> None:
+        """Begin to observe; if called again, forget what was observed until then."""
+        if self._is_observing:
+            self._instrument.stop(None)
+            self._instrument = self._make_instrument()
+        self._is_observing = True
         if self._evaluations is not None:
             self._evaluations.is_training = True
         self._instrument.start(models)

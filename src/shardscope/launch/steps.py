@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, NoReturn, final
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -34,6 +39,10 @@ class StepCounter:
     of Muon and AdamW. If an optimizer steps twice before others do, these do not count. A closure
     by which an optimizer calls the model belongs to the optimizer's step. A program without
     optimizers steps when it writes to its parameters outside the model.
+
+    The first call of a model that is trained starts the first step. Calls by the constructor of a
+    module, which find out shapes, do not. If the model is wrapped, sharded or extended after a call
+    without backward, the first step starts again. Lazy layers get their shapes before.
 
     After the last step StepsDone is raised, so that the program's `finally` and `with` blocks run.
     If the program catches it and calls the model again, `on_refusal` is called, which ends it.
@@ -62,7 +71,8 @@ class StepCounter:
         self._num_in_optimizer = 0
         self._stepped: set[int] = set()  # parameters that were updated in this step, by id
         self._idle: set[int] = set()  # optimizers that do not step in each step, by id
-        self._stack = ExitStack()
+        self._known: set[tuple[int, type]] = set()  # modules and parameters at the start, by id
+        self._writes = ExitStack()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -73,7 +83,7 @@ class StepCounter:
         ]
         try:
             with (
-                self._stack,
+                self._writes,
                 watch_module_calls(self),
                 watched_schedules(self._enter, self._leave),
             ):
@@ -113,20 +123,34 @@ class StepCounter:
         self.num_calls += 1
         if self.is_done:
             self._on_refusal()
+        is_training = torch.is_grad_enabled() and any(map(_is_trained, modules))
+        if is_training and self._is_rebuilt(modules):
+            self._start(modules)
         is_next = self._has_stepped and not self._num_in_optimizer
         if is_next and threading.get_ident() == self._thread and not self._find_pending():
             self._count()
             self._end_if_done()
-        if not self.has_started and torch.is_grad_enabled() and any(map(_is_trained, modules)):
+        if is_training and not self.has_started and not _is_in_constructor():
             self._start(modules)
+
+    def _is_rebuilt(self, models: list[nn.Module]) -> bool:
+        """Whether these models have got modules or parameters since the start, and no gradients."""
+        if not self.has_started or self.num_steps or self._stepped:
+            return False
+        return not self._known.issuperset(_identify(models)) and not any(
+            parameter.grad is not None for model in models for parameter in model.parameters()
+        )
 
     def _start(self, modules: list[nn.Module]) -> None:
         self.has_started = True
+        self._has_stepped = False
+        self._known = set(_identify(list(_find_objects(nn.Module))))
+        self._writes.close()
         self._on_start(modules)
         if not any(True for _ in _find_objects(Optimizer)):
             parameters = (p for module in _find_objects(nn.Module) for p in module.parameters())
             writes = watched_writes(filter(_requires_grad, parameters), self._note_write)
-            self._stack.enter_context(writes)
+            self._writes.enter_context(writes)
 
     def _find_pending(self) -> list[Any]:
         """The optimizers of the program's models that have not stepped in this step."""
@@ -196,8 +220,39 @@ def _parameter_ids(optimizer: Any) -> set[int]:
     return {id(parameter) for group in groups for parameter in group["params"]}
 
 
+def _identify(models: list[nn.Module]) -> Iterator[tuple[int, type]]:
+    """Each module and parameter by its id and class, which `fully_shard` changes.
+
+    FSDP replaces parameters in each step, and so does `torch.func.functional_call`: these are left
+    out.
+    """
+    for model in models:
+        modules = list(model.modules())
+        yield from ((id(module), type(module)) for module in modules)
+        if not any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in modules):
+            for parameter in model.parameters():
+                if isinstance(parameter, nn.Parameter):
+                    yield id(parameter), type(parameter)
+
+
+def _is_in_constructor() -> bool:
+    """Whether the constructor of a module is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__":
+            names = frame.f_code.co_varnames
+            if names and isinstance(frame.f_locals.get(names[0]), nn.Module):
+                return True
+        frame = frame.f_back
+    return False
+
+
 def _is_trained(module: nn.Module) -> bool:
-    return module.training and any(map(_requires_grad, module.parameters()))
+    if isinstance(module, ParametrizationList):  # called when the weight of a layer is read
+        return False
+    parameters = list(module.parameters())
+    is_lazy = any(isinstance(parameter, UninitializedParameter) for parameter in parameters)
+    return module.training and not is_lazy and any(map(_requires_grad, parameters))
 
 
 def _requires_grad(parameter: torch.Tensor) -> bool:

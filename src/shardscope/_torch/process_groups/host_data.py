@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
@@ -54,11 +55,14 @@ _BOTH = {
 OnRead = Callable[[str, str], None]
 """Called with what reads a value, such as `item()`, and what the program gets instead."""
 _GOT = "the program got a stand-in (1, or False)"
+_EVEN = "all counts are assumed equal, as if each expert got as many tokens as any other"
 # Ops that count how many tokens chose each expert, and those that make one-hot rows of choices.
 _COUNTS = ("histc",)
 _ZEROS = ("zeros", "zeros_like", "new_zeros", "zero")
 _SCATTERS = ("scatter",)
 _CHOICES = "shardscope_choices"  # on one-hot rows: how many entries are set, in all rows
+# Ops whose results have marks; what others overwrite is not known any more.
+_MARKED = {*_SAME, *_OPPOSITE, *_BOTH, *_ORDINARY, *_COUNTS, *_ZEROS, *_SCATTERS}
 
 
 def stand_in_for(dtype: torch.dtype) -> float | int | bool | complex:
@@ -166,7 +170,9 @@ class HostData:
         if result.constant is not None:
             return
         name = op._schema.name.partition("::")[2].strip("_")
-        if name in _COUNTS:
+        if op._schema.is_mutable and name not in _MARKED:
+            _copy_mark(args[1] if name == "copy" else None, result)
+        elif name in _COUNTS:
             self._assume_even(name, args[0].numel(), result)
         elif name in _ZEROS:
             setattr(result, _CHOICES, 0)
@@ -184,7 +190,7 @@ class HostData:
 
     def _assume_even(self, name: str, total: int, counts: Any) -> None:
         if counts.numel() <= MAX_CONSTANT:
-            self._on_read(f"{name}()", "each expert is assumed to get as many tokens as any other")
+            self._on_read(f"{name}()", _EVEN)
             _set_constant(counts, _spread_evenly(total, counts))
 
     def _read(self, tensor: Any, what: str) -> Any:
@@ -231,11 +237,28 @@ class HostData:
         nn.Parameter.__new__ = staticmethod(make_without_data)
         FakeTensor.tolist, FakeTensor.numpy = tolist, numpy
         try:
-            yield
+            with _lazy_layers_without_data():
+                yield
         finally:
             nn.Parameter.__new__ = staticmethod(make)
             FakeTensor.tolist = read_list
             del FakeTensor.numpy
+
+
+@contextmanager
+def _lazy_layers_without_data() -> Iterator[None]:
+    """Replace the parameters of lazy layers by some without data when they get their shapes."""
+    infer = LazyModuleMixin._infer_parameters
+
+    @functools.wraps(infer)
+    def infer_without_data(module: Any, *args: Any, **kwargs: Any) -> Any:
+        result = infer(module, *args, **kwargs)
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.detach(), parameter.requires_grad))
+        return result
+
+    with patch.object(LazyModuleMixin, "_infer_parameters", infer_without_data):
+        yield
 
 
 @contextmanager
@@ -280,8 +303,6 @@ class KnownValues:
     def amend(self, event: CollectiveEvent, result: Any) -> Any:
         """Set the values of the outputs."""
         known: dict[int, torch.Tensor] = getattr(self._before, "values", {})
-        if not known:
-            return result
         call = event.read()
         outputs = call.outputs
         if outputs is None:  # a functional collective, or one that overwrites its input
@@ -290,8 +311,10 @@ class KnownValues:
         is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
         with disable_dispatch_modes():
             for index, output in enumerate(outputs):
-                source = call.inputs[index % len(call.inputs)] if call.inputs else output
+                source = call.inputs[index % len(call.inputs)] if call.inputs else None
                 constant = known.get(id(source))
+                if source is not output and isinstance(output, FakeTensor):
+                    _copy_mark(source, output)
                 if constant is not None and isinstance(output, FakeTensor):
                     values = constant * call.group.size() if is_sum else constant
                     _set_values(output, values)
@@ -337,6 +360,12 @@ def _pass_marks(name: str, args: Any, result: Any) -> None:
         choices = getattr(tensors[0], _CHOICES, None)
         if choices is not None and result.shape == tensors[0].shape:
             setattr(result, _CHOICES, choices)
+
+
+def _copy_mark(source: object, target: Any) -> None:
+    """Make what is known of `target` what is known of `source`; nothing if that is None."""
+    setattr(target, _MARK, getattr(source, _MARK, None))
+    setattr(target, _CHOICES, getattr(source, _CHOICES, None))
 
 
 def _report_write(written: Any) -> None:

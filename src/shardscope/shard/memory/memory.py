@@ -222,10 +222,9 @@ class ObservedSteps:
         self._phase_tracker = PhaseTracker(self._names)
         device_type = _device_type(self._names)
         world = current_world()
+        self._has_host_data = world is not None and world.has_host_data
         self._substitution = FakeSubstitution(
-            fake_map,
-            device_type=device_type,
-            has_host_data=world is not None and world.has_host_data,
+            fake_map, device_type=device_type, has_host_data=self._has_host_data
         )
         self.watcher = MemoryMode(
             self._names, self._phase_tracker, self._substitution, device_type=device_type
@@ -290,9 +289,9 @@ class ObservedSteps:
             report("torch.compile", "compiled parts ran eagerly")
         if any(isinstance(module, nn.RNNBase) for module in modules):
             report("recurrent layers", "what cuDNN saves for backward is not counted")
-        if self.watcher.has_offloaded:
+        if not self._has_host_data and self.watcher.has_offloaded:
             report("save_on_cpu", "tensors that it keeps on the host are counted as GPU memory")
-        if any(map(is_offloaded, roots)):
+        if not self._has_host_data and any(map(is_offloaded, roots)):
             report("FSDP", "tensors that it keeps on the host are counted as GPU memory")
 
     def make_result(self, device_bytes: int | None) -> Memory:
@@ -310,7 +309,7 @@ class ObservedSteps:
             *find_missing(
                 self._records.rank,
                 has_backward=allocation_log.has_backward(),
-                has_optimizer=self._has_optimizer,
+                has_optimizer=self._has_optimizer or self._has_host_data,
             ),
         )
         full_recording = replace(recording, memory=(profile,), findings=findings)
