@@ -195,6 +195,15 @@ def _save_each(folder, recordings):
     return [save(entry, folder / f"{name}.json") for name, entry in recordings.items()]
 
 
+def test_instruments_may_have_seen_different_modules_of_a_model_that_was_found_later():
+    types = {"fc": "Linear", "Teacher": "Teacher", "Teacher.fc": "Linear"}
+    traced = _of("Net", 0, **types, **{"Teacher.dropout": "Dropout"})
+    profiled = replace(_of("Net", 0, "memory", **types), collectives=())
+    merged = merge([traced, profiled])
+    assert set(merged.run.instruments) == {"memory", "trace"}
+    assert set(types) < {module.name for module in merged.modules}
+
+
 @pytest.mark.parametrize(
     ("recordings", "fact"),
     [

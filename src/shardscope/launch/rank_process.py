@@ -40,6 +40,10 @@ from shardscope.world.simulate import launched_rank
 __frames__ = "outermost"  # our callers are not the user's program
 
 _END_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 2) - 2  # programs use SIGUSR1 and 2
+_OWN_FILES = (
+    "Each simulated rank has a scratch folder of its own: if another rank writes the file, create "
+    "it before the run, or run rank 0."
+)
 _NO_WRITES = (
     "In a simulation, code that is not Python may write to the folder for temporary files only."
 )
@@ -219,6 +223,8 @@ class ProgramRun:
         remedy = suggest_remedy(error, has_data=not is_simulated)
         if is_simulated and not remedy and "Permission denied" in str(error):
             remedy = _NO_WRITES
+        if is_simulated and not remedy and self._job.rank and isinstance(error, FileNotFoundError):
+            remedy = _OWN_FILES
         return f"{how}: {describe_failure(error)}.{' ' * bool(remedy)}{remedy}"
 
     @contextmanager

@@ -163,7 +163,8 @@ def _find_missing_module(
 ) -> str | None:
     """A sentence on a module that only one program has, where both should have it.
 
-    Instruments record all modules of a model, and some add modules that were found later.
+    Instruments record all modules of a model. Of other models, which get the names of their classes
+    when they are called, an instrument may record the modules that it has seen.
     """
     if not first.types or not second.types:
         return None
@@ -172,8 +173,9 @@ def _find_missing_module(
     )
     for owner, lacking in ((first, second), (second, first)):
         for name in sorted(owner.types.keys() - common):
-            parent = name.rpartition(".")[0]
-            if has_none_in_common or (is_same_rank and parent in common):
+            parent, model = name.rpartition(".")[0], name.partition(".")[0]
+            is_in_other = model.partition("#")[0] in owner.types.get(model, ())
+            if has_none_in_common or (is_same_rank and parent in common and not is_in_other):
                 return f"{owner.name} has the module '{excerpt(name)}', {lacking.name} does not"
     return None
 
