@@ -144,7 +144,11 @@ class StepCounter:
     def _start(self, modules: list[nn.Module]) -> None:
         self.has_started = True
         self._has_stepped = False
-        self._known = set(_identify(list(_find_objects(nn.Module))))
+        self._known = {
+            (id(value), type(value))
+            for module in _find_objects(nn.Module)
+            for value in (module, *module.parameters(recurse=False))
+        }
         self._writes.close()
         self._on_start(modules)
         if not any(True for _ in _find_objects(Optimizer)):
