@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from older_torch import IS_OLDER
 from shardscope.launch.api import run
 from shardscope.record import CollectiveKind, FullyShard, Phase, Recording
 from shardscope.record.ranks import expand_ranks
@@ -41,7 +42,7 @@ def test_every_stage_of_a_rank_is_audited_by_the_names_of_its_trace(recording: R
         for parameter in module.parameters
         if parameter.local_bytes is not None
     }
-    for stage in ("FSDPStage0", "FSDPStage1"):
+    for stage in ("Stage0", "Stage1"):
         assert placed[f"{stage}.dense.weight"] == stage
         assert placed[f"{stage}.experts.weight"] == f"{stage}.experts"
     owners = {call.owner for call in recording.collectives if isinstance(call.cause, FullyShard)}
@@ -67,12 +68,13 @@ def test_tokens_are_sent_to_experts_and_back(recording: Recording) -> None:
     # Numbers of tokens, tokens and results: for 2 stages and 2 microbatches, and for the two
     # calls in which the stages learn their shapes.
     assert len(forward) == 3 * (2 * 2 + 2)
-    assert {call.owner for call in calls} == {"FSDPStage0.experts", "FSDPStage1.experts"}
+    assert {call.owner for call in calls} == {"Stage0.experts", "Stage1.experts"}
     facts = [gap.fact for gap in recording.gaps if "own_parallelize.py" in gap.place]
     assert facts
-    assert all("each expert is assumed to get as many tokens" in fact for fact in facts)
+    assert all("as if each expert got as many tokens as any other" in fact for fact in facts)
 
 
+@pytest.mark.skipif(IS_OLDER, reason="before torch 2.13 it is counted in full")
 def test_the_mask_of_a_compiled_function_is_not_counted_in_full(recording: Recording) -> None:
     dense_mask_bytes = 8192 * 8192
     assert all(profile.peak_bytes < 2.1 * dense_mask_bytes for profile in recording.memory)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,6 +113,10 @@ is_reduced_by_hand = not {"unequal", "summed"}.isdisjoint(ways)
 model = Network().cuda()
 if ways[0].startswith("tp"):
     model.up, model.down = Columns(model.up), Rows(model.down)
+elif ways[0] == "mesh":
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
 elif ways[0].startswith("fsdp"):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if "fsdp_bf16" in ways else None
     options = {} if policy is None else {"mp_policy": policy}
@@ -121,7 +127,10 @@ elif not is_reduced_by_hand:
     model = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
 optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cuda")
-torch.manual_seed(0 if ways[0].startswith("tp") else rank + 1)
+if ways[0] == "mesh":
+    torch.manual_seed(rank // 2)  # as the other rank along tp
+else:
+    torch.manual_seed(0 if ways[0].startswith("tp") else rank + 1)
 
 
 def run_micro_batch(count):
