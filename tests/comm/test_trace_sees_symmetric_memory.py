@@ -247,7 +247,7 @@ def test_handle_of_a_real_group_reports_one_sided_transfers() -> None:
 def test_call_of_a_package_that_sends_without_torch_is_a_gap_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """DeepEP and torchcomms install on machines with GPUs only; its class and methods count."""
+    """Without the packages: the names of a class, its module and its methods are recognised."""
 
     class Buffer:
         def dispatch(self, x: torch.Tensor) -> torch.Tensor:
