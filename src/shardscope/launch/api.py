@@ -191,13 +191,7 @@ def run_until_interrupted(
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
     check_cluster(cluster, gpu=gpu, steps=steps, data=data, real=real)
-    if checkpoints not in CHECKPOINTS:
-        raise LaunchError(f"checkpoints is {checkpoints!r}. Choose 'scratch' or 'skip'.")
-    if real and checkpoints == "skip":
-        raise LaunchError(
-            "Checkpoints of real ranks cannot be skipped: these write their own files. Leave the "
-            "option out, or run without --real."
-        )
+    _check_checkpoints(checkpoints, real=real)
     names = tuple(instruments)
     runs_all_ranks = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
@@ -258,6 +252,16 @@ def check_cluster(cluster: Cluster, *, gpu: str, steps: int, data: bool, real: b
             f"With --data all {cluster.size:,} ranks would run at once on this machine, which is "
             f"limited to {MAX_DATA_RANKS}. Give smaller --nnodes or --nproc-per-node, or run "
             "without --data."
+        )
+
+
+def _check_checkpoints(checkpoints: str, *, real: bool) -> None:
+    if checkpoints not in CHECKPOINTS:
+        raise LaunchError(f"checkpoints is {checkpoints!r}. Choose 'scratch' or 'skip'.")
+    if real and checkpoints == "skip":
+        raise LaunchError(
+            "Checkpoints of real ranks cannot be skipped: these write their own files. Leave the "
+            "option out, or run without --real."
         )
 
 
