@@ -37,7 +37,7 @@ test-newest: browser
 	test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)
 	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
-		-c $(NEWEST)/constraints.txt torch -e '.[dev,docs,ecosystem]'
+		-c $(NEWEST)/constraints.txt torch -e '.[data,dev,docs,ecosystem,mcp]'
 	$(NEWEST)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(PLAYED)
@@ -79,7 +79,7 @@ $(RUNTIME): pyproject.toml constraints.txt
 # Byte-compiling uses all cores, which pip does not. Some packages contain templates that are not
 # valid Python, so its exit code says nothing.
 $(INSTALLED): $(RUNTIME)
-	$(PIP) -e '.[dev,docs,ecosystem]'
+	$(PIP) -e '.[data,dev,docs,ecosystem,mcp]'
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib > /dev/null 2>&1 || true
 	@touch $@
 
