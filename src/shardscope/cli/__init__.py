@@ -10,8 +10,7 @@ from typing import Any, final
 import click
 
 from shardscope._torch.logs import failed_ops_unlogged
-from shardscope.cli.console import buffer_torch_lines, explain_stdout, silence_stdout
-from shardscope.cli.launch import is_first
+from shardscope.cli.console import buffer_torch_lines, explain_stdout, is_first, silence_stdout
 from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
 from shardscope.record.text import sanitize_text
