@@ -35,6 +35,7 @@ from shardscope.contract import (
     write_contract,
 )
 from shardscope.contract.record import Grain
+from shardscope.contract.toml_reader import has_limits, read_text
 from shardscope.contract.violation_text import list_rows, summarize
 from shardscope.record import Recording, check_output, sanitize_text
 from shardscope.record.encoding import encode_json
@@ -203,7 +204,8 @@ def record_command(
     """
     share = parse_share(slack, option="--slack", at_most=1)
     check_output(output, force=force)
-    previous = read_contract(output) if os.path.isfile(output) else None
+    has_previous = os.path.isfile(output) and has_limits(read_text(output), output)
+    previous = read_contract(output) if has_previous else None
     recordings: Sequence[Recording] = ()
     if program is not None:
         result = program.run()
