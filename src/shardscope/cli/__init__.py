@@ -42,8 +42,9 @@ _VERBS = {
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
+    "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
-    "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
+    "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI or spreadsheets.",
 }
 
 
