@@ -79,7 +79,7 @@ def _make_case(name: str, recording: Recording) -> dict[str, Any]:
         "name": name,
         "page": {key: msgspec.to_builtins(getattr(page, key)) for key in keys},
         "expected": [
-            {"params": params, **_sum_up(recording, rank, is_selected)}
+            {"params": params, **sum_up(recording, rank, is_selected)}
             for params, rank, is_selected in selections
         ],
     }
@@ -124,7 +124,12 @@ def _list_selections(
             )
 
 
-def _sum_up(recording: Recording, rank: int | None, is_selected: IsSelected) -> dict[str, Any]:
+def sum_up(
+    recording: Recording,
+    rank: int | None = None,
+    is_selected: IsSelected = lambda call: True,
+) -> dict[str, Any]:
+    """Sums of the selected collectives: of all, by rank, axis, kind and phase, cause and module."""
     chosen = tuple(
         IdenticalRanks(
             rank_set.ranks,
