@@ -44,7 +44,8 @@ _VERBS = {
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
-    "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
+    "export": "Convert a recording to Perfetto, Chakra, Parquet, CSV, Markdown and other formats.",
+    "query": "Run an SQL query on the tables of recordings.",
 }
 
 
