@@ -2,7 +2,7 @@
 import type { Modules } from "../../page";
 import { Bar } from "../../parts/bar";
 import { formatBytesCell, formatCount } from "../../parts/units";
-import { sumPhases } from "./measures";
+import type { ModuleTraffic } from "../../store/module_traffic";
 
 export interface TreeColumn {
   readonly id: string;
@@ -15,45 +15,48 @@ export interface TreeColumn {
 export type Show = "bytes" | "counts";
 
 /** Columns that have values; what was not recorded has no column. */
-export function listColumns(modules: Modules, show: Show): TreeColumn[] {
-  return [...listTrafficColumns(modules, show), ...listMemoryColumns(modules)];
+export function listColumns(
+  modules: Modules,
+  phases: readonly string[],
+  traffic: readonly ModuleTraffic[],
+  show: Show,
+): TreeColumn[] {
+  return [...listTrafficColumns(phases, traffic, show), ...listMemoryColumns(modules)];
 }
 
-function listTrafficColumns(modules: Modules, show: Show): TreeColumn[] {
-  const column = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
-  if (!column.some(hasAny)) return [];
-  const format = show === "bytes" ? formatBytesCell : formatCount;
-  const what = show === "bytes" ? "bytes sent (ring estimate)" : "collectives";
-  const totals = modules.path.map((_, i) => sumPhases(column, i));
-  const max = totals.reduce((a, b) => Math.max(a, b), 0);
-  const phases = modules.phases.flatMap((phase, phaseIndex): TreeColumn[] => {
-    if (!column.some((figures) => figures[phaseIndex]! > 0)) return [];
+function listTrafficColumns(
+  phases: readonly string[],
+  traffic: readonly ModuleTraffic[],
+  show: Show,
+): TreeColumn[] {
+  const isBytes = show === "bytes";
+  const format = isBytes ? formatBytesCell : formatCount;
+  const what = isBytes ? "bytes sent (ring estimate)" : "collectives";
+  const totalOf = (i: number): number => traffic[i]![isBytes ? "wire_bytes" : "count"];
+  const figureOf = (i: number, phase: number): number =>
+    traffic[i]![isBytes ? "phaseBytes" : "phaseCounts"][phase] ?? 0;
+  const max = traffic.reduce((highest, _, i) => Math.max(highest, totalOf(i)), 0);
+  if (!max) return [];
+  const phaseColumns = phases.flatMap((phase, at): TreeColumn[] => {
+    if (!traffic.some((_, i) => figureOf(i, at) > 0)) return [];
     const hint = `${what} of one rank in ${phase}, including children`;
-    return [
-      {
-        id: phase,
-        title: phase,
-        hint,
-        width: 6.5,
-        cell: (i) => format(column[i]?.[phaseIndex] ?? 0),
-      },
-    ];
+    return [{ id: phase, title: phase, hint, width: 6.5, cell: (i) => format(figureOf(i, at)) }];
   });
   const total: TreeColumn = {
     id: "total",
-    title: show === "bytes" ? "sent" : "collectives",
+    title: isBytes ? "sent" : "collectives",
     hint: `${what} of one rank in all phases, including children`,
     width: 11,
     cell: (i) => (
-      <Bar value={totals[i]!} max={max} text={formatBound(modules, i, format(totals[i]!))} />
+      <Bar value={totalOf(i)} max={max} text={formatBound(traffic[i]!, format(totalOf(i)))} />
     ),
   };
-  return [total, ...phases];
+  return [total, ...phaseColumns];
 }
 
 /** If ranks differ, the figure is the busiest rank's, an upper bound. */
-function formatBound(modules: Modules, position: number, text: string): string {
-  return modules.is_uneven[position] && text !== "·" ? `≤ ${text}` : text;
+function formatBound({ isUneven }: ModuleTraffic, text: string): string {
+  return isUneven && text !== "·" ? `≤ ${text}` : text;
 }
 
 function listMemoryColumns(modules: Modules): TreeColumn[] {

@@ -4,6 +4,7 @@ import { heatColor } from "../../parts/colors";
 import { hideTip, tip } from "../../parts/tooltip";
 import { formatNumber, formatShare } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
+import { moduleTraffic } from "../../store/module_traffic";
 import { moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { containsWords, words } from "../../store/search";
@@ -31,7 +32,7 @@ export function Icicle({ measure }: { measure: Measure }) {
         minWidth: MIN_PIXELS / Math.max(width, 1),
         maxDepth: MAX_DEPTH + (depths.value[zoomed.value] ?? 0),
       }),
-    [modules, measure, zoomed.value, treeState.value, width],
+    [modules, measure, moduleTraffic.value, zoomed.value, treeState.value, width],
   );
   const total = sumRoots(measure);
   const zoomedTotal = boxes.find((box) => box.module === zoomed.value)?.value ?? total;

@@ -1,6 +1,7 @@
 /** Measures of modules, and how their values are formatted. */
 import type { Modules } from "../../page";
 import { formatBytes, formatNumber } from "../../parts/units";
+import { moduleTraffic } from "../../store/module_traffic";
 
 export interface Measure {
   readonly id: string;
@@ -17,7 +18,7 @@ export const MEASURES: readonly Measure[] = [
     recorded: "wire",
     title: "Bytes sent",
     hint: "what one rank sends (ring estimate), including children",
-    sizeOf: (modules, position) => sumPhases(modules.total_wire_bytes, position),
+    sizeOf: (_, position) => moduleTraffic.value[position]?.wire_bytes ?? 0,
     format: formatBytes,
   },
   {
@@ -37,11 +38,6 @@ export const MEASURES: readonly Measure[] = [
     format: formatBytes,
   },
 ];
-
-/** Sum over all phases of a module; `column` has a list of figures by phase for each module. */
-export function sumPhases(column: readonly (readonly number[])[], position: number): number {
-  return (column[position] ?? []).reduce((sum, figure) => sum + figure, 0);
-}
 
 /** Whether figures were recorded, even if all are zero. */
 export function isRecorded({ recorded }: Modules, name: string): boolean {

@@ -4,6 +4,7 @@ import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
+import { moduleTraffic } from "../../store/module_traffic";
 import { moduleName, representatives, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { words } from "../../store/search";
@@ -16,7 +17,11 @@ const PAGE_ROWS = 12;
 export function Tree({ show }: { show: Show }) {
   const { modules } = page.value;
   const id = useId();
-  const columns = useMemo(() => listColumns(modules, show), [modules, show]);
+  const [phases, traffic] = [page.value.communication?.phases ?? [], moduleTraffic.value];
+  const columns = useMemo(
+    () => listColumns(modules, phases, traffic, show),
+    [modules, traffic, show],
+  );
   const rows = useMemo(
     () =>
       words.value.length
