@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shardscope.record import Axis
-from shardscope.report.html.page import Fact, FindingItem, GapItem, Modules, Page, RunFacts, Sources
+from shardscope.report.html.page import Fact, FindingItem, GapItem, Page, RunFacts, Sources
+from shardscope.report.html.page_modules import Modules
 
 MIB = 1 << 20
 

@@ -21,11 +21,15 @@ export const selected = computed(() => {
   return path === undefined ? -1 : (positions.value.get(path) ?? -1);
 });
 
-export function findRepresentatives(modules: Modules): Int32Array {
+/** `unfolded` holds first layers whose identical siblings represent themselves. */
+export function findRepresentatives(
+  modules: Modules,
+  unfolded: ReadonlySet<number> = new Set(),
+): Int32Array {
   const firsts = new Int32Array(modules.path.length);
   for (let i = 0; i < firsts.length; i++) {
     const parent = modules.parent[i]!;
-    const first = modules.first_identical[i]!;
+    const first = unfolded.has(modules.first_identical[i]!) ? i : modules.first_identical[i]!;
     const parentFirst = parent < 0 ? parent : firsts[parent]!;
     // Identical modules have the same descendants in the same order.
     firsts[i] =

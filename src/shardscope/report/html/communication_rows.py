@@ -33,6 +33,7 @@ from shardscope.report.html.page import (
     Timing,
 )
 from shardscope.report.html.page_index import Index, Names
+from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     Facet,
@@ -154,6 +155,7 @@ def make_communication(
         timings=make_timings(recording),
         matrix=matrix,
         matrix_note=matrix_note,
+        matrix_summary=summarize_matrix(recording, rank_sets, matrix),
         left_out=" ".join(filter(None, (left_out, spans_left_out))),
         scope=describe_scope(recording),
         clock=SIMULATION_TIME if recording.run.is_simulated and recording.spans else "",

@@ -1,14 +1,16 @@
-/** Table of groups of identical ranks, the busiest first. */
+/** Groups of identical ranks, the busiest first: a table, or a sentence if all ranks are identical. */
 import { useMemo } from "preact/hooks";
-import type { RankRow } from "../../page";
+import type { Communication, RankRow } from "../../page";
 import { Bar } from "../../parts/bar";
 import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatNumber, pluralize } from "../../parts/units";
 
-export function Ranks({ ranks }: { ranks: readonly RankRow[] }) {
+export function Ranks({ communication }: { readonly communication: Communication }) {
+  const { ranks, matrix_summary: summary } = communication;
   const columns = useMemo(() => makeColumns(ranks), [ranks]);
   if (!ranks.length) return null;
+  if (ranks.length === 1) return <p class="comm-sentence">{summary || describe(ranks)}</p>;
   return (
     <Panel title="Identical ranks" note={describe(ranks)}>
       <Table

@@ -9,14 +9,26 @@ import { page } from "../../store/page";
 import { words } from "../../store/search";
 import { listColumns, type Show, type TreeColumn } from "./columns";
 import { findRows, hasChildren, listRows } from "./tree_rows";
-import { depths, show as expandTo, labelOf, toggleFold, toggleOpen, treeState } from "./tree_state";
+import {
+  depths,
+  show as expandTo,
+  labelOf,
+  numRepresented,
+  shown,
+  toggleFold,
+  toggleOpen,
+  treeState,
+} from "./tree_state";
 
 const PAGE_ROWS = 12;
 
 export function Tree({ show }: { show: Show }) {
   const { modules } = page.value;
   const id = useId();
-  const columns = useMemo(() => listColumns(modules, show), [modules, show]);
+  const columns = useMemo(
+    () => listColumns(modules, show, shown.value),
+    [modules, show, shown.value],
+  );
   const rows = useMemo(
     () =>
       words.value.length
@@ -189,6 +201,7 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
       ))}
       <div class="cell" role="gridcell">
         <span class="clip dim" title={modules.what[position]}>
+          {numRepresented.value[position]! > 1 && modules.what[position] && "each "}
           {modules.what[position]}
         </span>
       </div>
@@ -251,7 +264,7 @@ function FoldChip({ position, repeat }: { position: number; repeat: number }) {
   const isUnfolded = treeState.value.unfolded.has(position);
   const hint = isUnfolded
     ? "fold them again"
-    : `${repeat} identical layers; figures are per layer. Show all`;
+    : `${repeat} identical layers; figures are sums of them all. Show each`;
   return (
     <button
       type="button"
