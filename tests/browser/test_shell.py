@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from sample_pages import lay_out, make_page
+from sample_pages import lay_out, make_communication, make_page
 from shardscope.report.html.page import Fact, FindingItem
 from shardscope.report.html.page import Page as PageRecord
 
@@ -175,6 +175,7 @@ def make_hostile() -> PageRecord:
         module=1,
         source=0,
     )
+    tree = ("", HOSTILE, 1, 1, [(HOSTILE, HOSTILE, 1, 1, [])])
     return replace(
         page,
         run=replace(page.run, title=HOSTILE, command=HOSTILE, ranks=HOSTILE),
@@ -184,7 +185,8 @@ def make_hostile() -> PageRecord:
         sources=replace(
             page.sources, file=(HOSTILE,), line=(1,), function=(HOSTILE,), text=(HOSTILE,)
         ),
-        modules=lay_out(("", HOSTILE, 1, 1, [(HOSTILE, HOSTILE, 1, 1, [])])),
+        modules=lay_out(tree),
+        communication=make_communication(tree),
     )
 
 

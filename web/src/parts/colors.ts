@@ -28,6 +28,10 @@ export function facetSeries(facet: ColorFacet, name: string, index: number): num
   return RARE_KINDS.includes(name) ? 6 + (RARE_KINDS.indexOf(name) % 2) : -1;
 }
 
+export function facetColor(facet: ColorFacet, name: string, index: number): string {
+  return seriesColor(facetSeries(facet, name, index));
+}
+
 /** Colour from low (0) to high (1) in one hue, distinguishable by lightness alone. */
 export function heatColor(share: number): string {
   const percent = Math.round(100 * Math.min(Math.max(share, 0), 1));

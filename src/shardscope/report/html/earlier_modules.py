@@ -14,9 +14,9 @@ from shardscope.report.compare.facts import CleanNames, clean_names, name_paths
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.page_index import NOWHERE
 from shardscope.report.html.page_modules import EarlierModules, GoneModules, Modules
-from shardscope.report.model.module_tree import NO_MODULE
+from shardscope.report.model.module_tree import NO_MODULE, ModuleNode
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.model.traffic_totals import TrafficTotals, fold_ranks, sum_traffic
 
 
 class _Figures(Struct, frozen=True):
@@ -39,13 +39,15 @@ def make_earlier(
     """
     before_names, after_names = clean_names(against, recording)
     against = infer_modules(against)
-    earlier = make_modules(against, ModuleTree(against, fold_ranks(against)))
+    tree = ModuleTree(against, fold_ranks(against))
+    earlier = make_modules(against, tree)
     if not earlier.path:
         return None
+    all_figures = [_read_figures(earlier, at, node) for at, node in enumerate(tree.nodes)]
     earlier_positions = _index_names(earlier, before_names)
     names = [_clean(path, after_names) for path in modules.path]
     figures = [
-        _read_figures(earlier, earlier_positions[name]) if name in earlier_positions else _Figures()
+        all_figures[earlier_positions[name]] if name in earlier_positions else _Figures()
         for name in names
     ]
     columns = zip(*map(astuple, figures), strict=True)
@@ -53,7 +55,17 @@ def make_earlier(
         recorded=earlier.recorded,
         is_new=tuple(name not in earlier_positions for name in names),
         **dict(zip(_Figures.__struct_fields__, columns, strict=True)),
-        gone=tuple(_list_gone(earlier, before_names, _index_names(modules, after_names))),
+        gone=tuple(
+            GoneModules(
+                parent=parent,
+                name=name_paths([earlier.path[position] for position in gone]),
+                num_modules=len(gone),
+                **asdict(_add(all_figures[position] for position in gone)),
+            )
+            for parent, gone in _list_gone(
+                earlier, before_names, _index_names(modules, after_names)
+            )
+        ),
     )
 
 
@@ -68,10 +80,15 @@ def _index_names(modules: Modules, names: CleanNames) -> dict[str, int]:
     return positions
 
 
-def _read_figures(modules: Modules, position: int) -> _Figures:
+def _read_figures(modules: Modules, position: int, node: ModuleNode) -> _Figures:
+    """Return a module's figures; those of collectives are of the rank that sends most."""
+    totals = [sum_traffic(traffic.values()) for traffic in node.total]
+    busiest = max(
+        totals, key=lambda total: (total.wire_bytes, total.count), default=TrafficTotals()
+    )
     return _Figures(
-        sum(modules.total_count[position]),
-        sum(modules.total_wire_bytes[position]),
+        busiest.count,
+        busiest.wire_bytes,
         modules.total_parameters[position],
         modules.total_local_bytes[position],
         modules.total_peak_bytes[position],
@@ -80,8 +97,8 @@ def _read_figures(modules: Modules, position: int) -> _Figures:
 
 def _list_gone(
     earlier: Modules, names: CleanNames, positions: dict[str, int]
-) -> Iterator[GoneModules]:
-    """Yield the topmost modules that are missing from the page, identical names folded."""
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the topmost modules that are missing from the page, by parent and folded name."""
     nearest: list[int] = []  # for each earlier module, its nearest ancestor on the page or itself
     groups: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for position, path in enumerate(earlier.path):
@@ -92,18 +109,8 @@ def _list_gone(
         is_topmost = parent == NOWHERE or _clean(earlier.path[parent], names) in positions
         if name not in positions and is_topmost:
             groups[above, fold_layers(name)].append(position)
-    for (parent, _), members in groups.items():
-        yield _make_gone(earlier, parent, members)
-
-
-def _make_gone(earlier: Modules, parent: int, members: list[int]) -> GoneModules:
-    figures = _add(_read_figures(earlier, position) for position in members)
-    return GoneModules(
-        parent=parent,
-        name=name_paths([earlier.path[position] for position in members]),
-        num_modules=len(members),
-        **asdict(figures),
-    )
+    for (parent, _), gone in groups.items():
+        yield parent, gone
 
 
 def _add(figures: Iterable[_Figures]) -> _Figures:

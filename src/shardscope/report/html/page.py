@@ -1,4 +1,4 @@
-"""The page's data: a record for each view, with communication and comparison."""
+"""The page's data: a record for each view, with modules and communication."""
 
 from __future__ import annotations
 
@@ -22,37 +22,33 @@ from shardscope.report.text.style import shorten
 
 
 class RankRow(Struct, frozen=True, kw_only=True):
-    """Ranks that issued the same collectives."""
+    """Ranks that issued the same collectives; `Traffic` has their figures."""
 
     ranks: str
-    example: int  # one of them
+    example: int  # the first of them
     num_ranks: int
-    count: int
-    input_bytes: int
-    wire_bytes: int
 
 
-class Sum(Struct, frozen=True, kw_only=True):
-    """Collectives of the busiest rank of one kind along one axis in one phase."""
+class Traffic(Struct, frozen=True, kw_only=True):
+    """Collectives in columns: a row for those of a rank that differ only in the last three.
 
-    axis: int
-    kind: int
-    phase: int
-    count: int
-    input_bytes: int
-    wire_bytes: int
+    Ranks that issued the same collectives share their rows, which have the figures of one of them
+    and are in the order in which it first issued such a collective. Every sum of collectives on the
+    page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source
+    or dtype that was merged with others; `Communication.traffic_note` says which.
+    """
 
-
-class CauseRow(Struct, frozen=True, kw_only=True):
-    """A cause and its collectives; the most expensive come first."""
-
-    cause: int  # position in Communication.causes
-    what: str  # `all_gather[tp]`
-    count: int
-    wire_bytes: int
-    is_implicit: bool = False
-    source: int = -1
-    modules: tuple[int, ...] = ()
+    rank_set: tuple[int, ...] = ()  # position in Communication.ranks
+    axis: tuple[int, ...] = ()
+    kind: tuple[int, ...] = ()
+    phase: tuple[int, ...] = ()
+    owner: tuple[int, ...] = ()
+    cause: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    dtype: tuple[int, ...] = ()
+    count: tuple[int, ...] = ()
+    input_bytes: tuple[int, ...] = ()
+    wire_bytes: tuple[int, ...] = ()
 
 
 class GroupRow(Struct, frozen=True, kw_only=True):
@@ -131,9 +127,10 @@ class Communication(Struct, frozen=True, kw_only=True):
     causes: tuple[str, ...]
     dtypes: tuple[str, ...]
     groups: tuple[GroupRow, ...]
-    ranks: tuple[RankRow, ...]
-    sums: tuple[Sum, ...]
-    cause_rows: tuple[CauseRow, ...]
+    ranks: tuple[RankRow, ...]  # by their first rank
+    traffic: Traffic = Traffic()
+    traffic_note: str = ""  # what its rows do not distinguish, where there are too many
+    implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
@@ -248,7 +245,7 @@ def _make_row(row: Change, area: int, positions_by_name: Mapping[str, int]) -> C
 
 
 FORMAT = "shardscope.page"
-SCHEMA = 3
+SCHEMA = 4
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):

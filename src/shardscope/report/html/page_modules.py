@@ -47,17 +47,15 @@ class EarlierModules(Struct, frozen=True, kw_only=True):
 class Modules(Struct, frozen=True, kw_only=True):
     """All modules in the order of a walk from the root, in columns; figures are of one rank.
 
-    Where ranks differ, figures are the busiest rank's and `is_uneven` is true. `first_identical`
-    is the position of the first sibling that is identical except for its number, or the module's
-    own position; folding hides every module whose `first_identical` is another module, and its
-    descendants. Columns by phase are in the order of `phases`. `own` figures exclude children,
-    `total` figures include them. `recorded` names the columns whose figures were recorded: zeros
-    in other columns mean nothing.
+    `first_identical` is the position of the first sibling that is identical except for its number,
+    or the module's own position; folding hides every module whose `first_identical` is another
+    module, and its descendants. `total` figures include children; those of collectives are summed
+    from `Communication.traffic`. `recorded` names the figures that were recorded: zeros of others
+    mean nothing.
     """
 
     recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
 
-    phases: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     type: tuple[str, ...] = ()
@@ -66,12 +64,6 @@ class Modules(Struct, frozen=True, kw_only=True):
     first_identical: tuple[int, ...] = ()
     repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
     what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
-    is_uneven: tuple[bool, ...] = ()
-    own_count: tuple[tuple[int, ...], ...] = ()  # of each phase, for each module
-    total_count: tuple[tuple[int, ...], ...] = ()  # likewise
-    total_input_bytes: tuple[int, ...] = ()
-    own_wire_bytes: tuple[int, ...] = ()
-    total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # likewise
     total_parameters: tuple[int, ...] = ()  # elements of the global parameters; tied ones once
     total_parameter_bytes: tuple[int, ...] = ()
     total_local_bytes: tuple[int, ...] = ()  # of them, on one rank

@@ -44,6 +44,20 @@ export function formatEach({ low, high }: Spread, format: (value: number) => str
 
 /** Name of all modules that a shown module represents: `layers.{0…31}.attention`. */
 export function nameRepresented(modules: Modules, shown: Int32Array, position: number): string {
+  return joinRepresented(modules, shown, position, (low, high) => `{${low}…${high}}`);
+}
+
+/** The module pattern that matches all modules that a shown module represents. */
+export function patternOf(modules: Modules, shown: Int32Array, position: number): string {
+  return joinRepresented(modules, shown, position, (low, high) => `[${low}-${high}]`);
+}
+
+function joinRepresented(
+  modules: Modules,
+  shown: Int32Array,
+  position: number,
+  formatRun: (low: number, high: number) => string,
+): string {
   const paths = modules.path.filter((_, i) => shown[i] === position).map((path) => path.split("."));
   const [first = []] = paths;
   return first
@@ -52,7 +66,7 @@ export function nameRepresented(modules: Modules, shown: Int32Array, position: n
       if (parts.size === 1) return part;
       const numbers = [...parts].map(Number).sort((a, b) => a - b);
       const isRun = numbers.at(-1)! - numbers[0]! === numbers.length - 1;
-      return isRun ? `{${numbers[0]}…${numbers.at(-1)}}` : "*";
+      return isRun ? formatRun(numbers[0]!, numbers.at(-1)!) : "*";
     })
     .join(".");
 }

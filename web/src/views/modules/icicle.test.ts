@@ -1,8 +1,10 @@
 import { expect, test } from "vitest";
-import type { Communication, Modules, Page } from "../../page";
+import type { Communication, Modules, Page, Traffic } from "../../page";
 import { facetSeries } from "../../parts/colors";
 import { findRepresentatives } from "../../store/modules";
-import { findSpread, formatEach, nameRepresented, sumShown } from "./folded_sums";
+import { page } from "../../store/page";
+import { parseRoute, route } from "../../store/route";
+import { findSpread, formatEach, nameRepresented, patternOf, sumShown } from "./folded_sums";
 import {
   FULL,
   findBoxAt,
@@ -13,10 +15,17 @@ import {
   listBoxes,
   moveByKey,
 } from "./icicle_layout";
-import { formatChange, listColors, makeIcicleModel, styleBox, sumMatches } from "./icicle_model";
+import {
+  formatChange,
+  listColors,
+  makeIcicleModel,
+  styleBox,
+  sumMatches,
+  sumNames,
+} from "./icicle_model";
 import { clipText } from "./icicle_painter";
 import { MEASURES } from "./measures";
-import { sumModuleTraffic } from "./traffic_parts";
+import { splitTraffic } from "./traffic_parts";
 
 // root ─ head, layers ─ 0 ─ a, b │ 1 ─ a, b │ 2 ─ a, b
 const paths = [
@@ -36,9 +45,6 @@ const modules = {
   end: [12, 2, 12, 6, 5, 6, 9, 8, 9, 12, 11, 12],
   first_identical: [0, 1, 2, 3, 4, 5, 3, 7, 8, 3, 10, 11],
   repeat: [1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1],
-  is_uneven: paths.map(() => false),
-  phases: ["forward", "backward"],
-  total_wire_bytes: SIZES.map((size) => [size / 2, size / 2]),
   total_parameters: SIZES,
   own_peak: { kinds: [], module: [], kind: [], num_bytes: [] },
   earlier: null,
@@ -65,6 +71,7 @@ test("a folded layer has the sum and the width of all layers that it represents"
   expect([spread, formatEach(spread, String)]).toEqual([{ low: 20, high: 26 }, "20 – 26 each"]);
   expect(formatEach({ low: 5, high: 5 }, String)).toBe("5 each");
   expect(nameRepresented(modules, FOLDED, 4)).toBe("layers.{0…2}.a");
+  expect(patternOf(modules, FOLDED, 3)).toBe("layers.[0-2]");
 });
 
 test("unfolded layers are side by side", () => {
@@ -131,28 +138,31 @@ test("arrow keys move to neighbours, the parent and the largest child", () => {
 });
 
 // Rank 0 gathers 8 for layer 0 and sends 2 for head; rank 1 sends 5 for layer 1.
-const CALLS = {
-  ranks: [0, 0, 1],
+const TRAFFIC = {
+  rank_set: [0, 0, 1],
   owner: [4, 1, 7],
   axis: [0, 1, 1],
   kind: [0, 1, 1],
   phase: [0, 1, 1],
-  size: [8, 2, 5],
-};
+  cause: [0, 0, 0],
+  source: [-1, -1, -1],
+  dtype: [0, 0, 0],
+  count: [1, 1, 1],
+  input_bytes: [8, 2, 5],
+  wire_bytes: [8, 2, 5],
+} as Traffic;
 
 test("each module has the figures of its busiest rank, in parts that add up", () => {
-  const request = { facet: "axis", numParts: 2, isIncluded: () => true } as const;
-  const { totals, parts } = sumModuleTraffic(modules, CALLS, request);
+  const request = { figure: "wire_bytes", facet: "axis", numParts: 2 } as const;
+  const { totals, parts } = splitTraffic(modules, TRAFFIC, { ...request, isIncluded: () => true });
   expect([0, 1, 2, 3, 6].map((i) => totals[i])).toEqual([10, 2, 8, 8, 5]);
   expect([0, 1, 2].map((i) => [parts[0]![i], parts[1]![i]])).toEqual([
     [8, 2],
     [0, 2],
     [8, 0],
   ]);
-  const filtered = sumModuleTraffic(modules, CALLS, {
-    ...request,
-    isIncluded: (row) => CALLS.axis[row] === 1,
-  });
+  const isIncluded = (row: number): boolean => TRAFFIC.axis[row] === 1;
+  const filtered = splitTraffic(modules, TRAFFIC, { ...request, isIncluded });
   expect([0, 1, 2].map((i) => filtered.totals[i])).toEqual([5, 2, 5]);
 });
 
@@ -160,39 +170,31 @@ const COMMUNICATION = {
   axes: ["dp", ""],
   kinds: ["all_gather", "send"],
   phases: ["forward", "backward"],
-  ranks: [{ example: 0 }, { example: 1 }],
-  calls: { ...CALLS, rank: CALLS.ranks, wire_bytes: CALLS.size },
+  causes: ["call"],
+  dtypes: ["float32"],
+  ranks: [
+    { ranks: "0", example: 0, num_ranks: 1 },
+    { ranks: "1", example: 1, num_ranks: 1 },
+  ],
+  traffic: TRAFFIC,
 } as unknown as Communication;
 const PAGE = { modules, communication: COMMUNICATION, memory: [] } as unknown as Page;
 
-test("a filter narrows sizes, and the legend has the names with the colours of their kind", () => {
+test("a selection narrows sizes, and the legend has all names with the colours of their kind", () => {
+  page.value = PAGE;
   const facts = { page: PAGE, measure: WIRE!, shown: FOLDED };
-  const model = makeIcicleModel({ ...facts, color: "kind", filter: {} });
-  expect(model.legend).toEqual([
+  const model = makeIcicleModel({ ...facts, color: "kind" });
+  expect(sumNames(model)).toEqual([
     { name: "all_gather", series: 1, size: 8 },
-    { name: "send", series: 4, size: 2 },
+    { name: "send", series: 4, size: 5 },
   ]);
   expect(model.total).toBe(10);
-  const filtered = makeIcicleModel({ ...facts, color: "axis", filter: { kind: "send" } });
-  expect([filtered.total, filtered.legend.map(({ name }) => name)]).toEqual([5, ["dp", "no axis"]]);
+  route.value = parseRoute("#/modules?kind=send&m=head");
+  const filtered = makeIcicleModel({ ...facts, color: "kind" });
+  expect([filtered.total, filtered.sizes[2]]).toEqual([5, 5]); // modules that are not selected, too
   expect(listColors(PAGE, WIRE!)).toEqual(["axis", "kind", "phase"]);
   expect(listColors(PAGE, PARAMETERS!)).toEqual(["own"]);
-});
-
-test("without collectives, bytes are split by phase", () => {
-  const page = { ...PAGE, communication: null };
-  expect(listColors(page, WIRE!)).toEqual(["phase"]);
-  const model = makeIcicleModel({
-    page,
-    measure: WIRE!,
-    color: "phase",
-    filter: {},
-    shown: FOLDED,
-  });
-  expect(model.legend.map(({ name, size }) => [name, size])).toEqual([
-    ["forward", 50],
-    ["backward", 50],
-  ]);
+  route.value = parseRoute("#/modules");
 });
 
 const EARLIER = {
@@ -203,10 +205,11 @@ const EARLIER = {
 };
 
 test("a comparison is as wide as the larger recording, and shows what is gone", () => {
-  const page = { ...PAGE, modules: { ...modules, earlier: EARLIER } } as unknown as Page;
-  expect(listColors(page, WIRE!)).not.toContain("change"); // the earlier one has no bytes
-  expect(listColors(page, PARAMETERS!)).toEqual(["change", "own"]);
-  const facts = { page, measure: PARAMETERS!, filter: {}, shown: FOLDED };
+  const compared = { ...PAGE, modules: { ...modules, earlier: EARLIER } } as unknown as Page;
+  page.value = compared;
+  expect(listColors(compared, WIRE!)).not.toContain("change"); // the earlier one has no bytes
+  expect(listColors(compared, PARAMETERS!)).toEqual(["change", "own"]);
+  const facts = { page: compared, measure: PARAMETERS!, shown: FOLDED };
   const { roots, ...model } = makeIcicleModel({ ...facts, color: "change" });
   const [head, layers] = roots[0]!.children;
   expect([head!.width, layers!.width].map((width) => Math.round(180 * width))).toEqual([10, 170]);
@@ -215,7 +218,7 @@ test("a comparison is as wide as the larger recording, and shows what is gone", 
     ["gone-0", 80],
   ]);
   const input = {
-    modules: page.modules,
+    modules: compared.modules,
     model: { roots, ...model },
     labelOf: (i: number) => (i === 3 ? "0 … 2" : modules.label[i]!),
     words: [],
@@ -236,7 +239,7 @@ test("a comparison is as wide as the larger recording, and shows what is gone", 
 });
 
 test("a folded box says the sum and the figure of each layer", () => {
-  const facts = { page: PAGE, measure: PARAMETERS!, filter: {}, shown: FOLDED };
+  const facts = { page: PAGE, measure: PARAMETERS!, shown: FOLDED };
   const model = makeIcicleModel({ ...facts, color: "own" });
   const box = { node: findNode(model.roots, "3"), numMerged: 1, depth: 2, x: 0, width: 9 };
   const labelOf = (i: number): string => modules.label[i]!;

@@ -2,12 +2,14 @@
 import type { Communication, Modules, Page } from "../../page";
 import { type ColorFacet, facetSeries } from "../../parts/colors";
 import { formatShare } from "../../parts/units";
+import { moduleTraffic } from "../../store/module_traffic";
 import { containsWords } from "../../store/search";
+import { makeTrafficFilter, sumRows, trafficRows } from "../../store/traffic";
 import { countRepresented, findSpread, formatEach, sumShown } from "./folded_sums";
 import { type Box, type IcicleNode, layoutIcicle } from "./icicle_layout";
 import type { BoxStyle, Segment } from "./icicle_painter";
 import { findEarlier, type Measure } from "./measures";
-import { listTraffic, sumModuleTraffic } from "./traffic_parts";
+import { splitTraffic } from "./traffic_parts";
 
 /** What boxes are coloured by: `own` is the share that belongs to no child. */
 export type IcicleColor = ColorFacet | "memory" | "change" | "own";
@@ -17,9 +19,6 @@ export interface LegendItem {
   readonly series: number;
   readonly size: number;
 }
-
-/** Names of the facets that are shown; undefined shows all of them. */
-export type FacetFilter = Readonly<Partial<Record<ColorFacet, string>>>;
 
 export interface IcicleModel {
   readonly measure: Measure;
@@ -39,14 +38,13 @@ interface ModelInput {
   readonly page: Pick<Page, "modules" | "communication" | "memory">;
   readonly measure: Measure;
   readonly color: IcicleColor;
-  readonly filter: FacetFilter;
   readonly shown: Int32Array;
 }
 
 /** Colours that a measure can have, the default first. */
-export function listColors({ modules, communication }: Page, measure: Measure): IcicleColor[] {
+export function listColors({ modules }: Page, measure: Measure): IcicleColor[] {
   const colors: IcicleColor[] = findEarlier(modules, measure) ? ["change"] : [];
-  if (measure.isTraffic) colors.push(...(communication ? FACETS : (["phase"] as const)));
+  if (measure.isTraffic) colors.push(...FACETS);
   else if (measure.id === "memory" && modules.own_peak.module.length) colors.push("memory");
   else colors.push("own");
   return colors;
@@ -54,10 +52,10 @@ export function listColors({ modules, communication }: Page, measure: Measure): 
 
 const FACETS = ["axis", "kind", "phase"] as const;
 
-export function makeIcicleModel({ page, measure, color, filter, shown }: ModelInput): IcicleModel {
+export function makeIcicleModel({ page, measure, color, shown }: ModelInput): IcicleModel {
   const { modules } = page;
   const raw = measure.isTraffic
-    ? measureTraffic(page, measure, color, filter)
+    ? measureTraffic(page, measure, color)
     : { values: modules.path.map((_, i) => measure.sizeOf(modules, i)), parts: [], names: [] };
   const memory = color === "memory" ? splitMemory(modules) : null;
   const { names, parts: rawParts } = memory ?? raw;
@@ -88,9 +86,18 @@ export function makeIcicleModel({ page, measure, color, filter, shown }: ModelIn
     legend: names.map((name, i) => ({
       name: name || "no axis",
       series: memory ? findMemorySeries(page, name) : facetSeries(color as ColorFacet, name, i),
-      size: sumRoots(modules, parts[i]!),
+      size: memory ? sumRoots(modules, parts[i]!) : 0,
     })),
   };
+}
+
+/** Figures of the names of a facet, whichever of them is selected. */
+export function sumNames(model: IcicleModel): readonly LegendItem[] {
+  const facet = FACETS.find((name) => name === model.color);
+  if (!facet) return model.legend;
+  const figure = model.measure.id === "count" ? "count" : "wire_bytes";
+  const sums = new Map(sumRows([facet], [facet]).map((sum) => [sum.values[0], sum[figure]]));
+  return model.legend.map((item, i) => ({ ...item, size: sums.get(i) ?? 0 }));
 }
 
 function sumRoots({ parent }: Modules, values: ArrayLike<number>): number {
@@ -103,41 +110,24 @@ interface RawFigures {
   readonly names: readonly string[];
 }
 
+/** What is selected, of all modules: a selected module is zoomed, and the others stay visible. */
 function measureTraffic(
   { modules, communication }: ModelInput["page"],
   measure: Measure,
   color: IcicleColor,
-  filter: FacetFilter,
 ): RawFigures {
-  const facet = FACETS.find((name) => name === color) ?? "phase";
-  if (communication) {
-    const names = listNames(communication, facet);
-    const figure = measure.id === "count" ? "count" : "wire_bytes";
-    const columns = listTraffic(communication, figure);
-    const wanted = FACETS.map((name) => {
-      const position =
-        filter[name] === undefined ? -1 : listNames(communication, name).indexOf(filter[name]!);
-      return [columns[name], position] as const;
-    });
-    const isIncluded = (row: number): boolean =>
-      wanted.every(([column, position]) => position < 0 || column[row] === position);
-    const { totals, parts } = sumModuleTraffic(modules, columns, {
-      facet,
-      numParts: names.length,
-      isIncluded,
-    });
-    return { values: totals, parts, names };
-  }
-  const column = measure.id === "count" ? modules.total_count : modules.total_wire_bytes;
-  const { phases } = modules;
-  return {
-    values: modules.path.map((_, i) => measure.sizeOf(modules, i)),
-    parts: phases.map((_, phase) => column.map((figures) => figures[phase] ?? 0)),
-    names: phases,
-  };
+  const facet = FACETS.find((name) => name === color) ?? "axis";
+  const names = communication ? listNames(communication, facet) : [];
+  const { totals, parts } = splitTraffic(modules, trafficRows.value, {
+    figure: measure.id === "count" ? "count" : "wire_bytes",
+    facet,
+    numParts: names.length,
+    isIncluded: makeTrafficFilter(["module"]),
+  });
+  return { values: totals, parts, names };
 }
 
-export function listNames(communication: Communication, facet: ColorFacet): readonly string[] {
+function listNames(communication: Communication, facet: ColorFacet): readonly string[] {
   const { axes, kinds, phases } = communication;
   return { axis: axes, kind: kinds, phase: phases }[facet];
 }
@@ -239,7 +229,7 @@ function colorBox(
 
 function listFigures(modules: Modules, model: IcicleModel, { module }: IcicleNode): string[] {
   const { measure, sizes, earlier } = model;
-  const size = `${isBound(modules, measure, module) ? "≤ " : ""}${measure.format(sizes[module]!)}`;
+  const size = `${isBound(measure, module) ? "≤ " : ""}${measure.format(sizes[module]!)}`;
   if (earlier) {
     const change = formatChange(sizes[module]!, earlier[module]!, measure.format);
     return [`${change}, now ${size}`, change];
@@ -249,8 +239,8 @@ function listFigures(modules: Modules, model: IcicleModel, { module }: IcicleNod
 }
 
 /** Whether ranks differ, so that the figure is the busiest rank's. */
-export function isBound(modules: Modules, measure: Measure, position: number): boolean {
-  return measure.isTraffic && (modules.is_uneven[position] ?? false);
+export function isBound({ isTraffic }: Measure, position: number): boolean {
+  return isTraffic && (moduleTraffic.value[position]?.isUneven ?? false);
 }
 
 /** `38.0 MiB each`: the figure of each of the layers that a box represents. */

@@ -37,7 +37,7 @@ export function BoxTip({ model, node }: Props) {
   const size = model.sizes[node.module]!;
   const number = numRepresented[node.module]!;
   const parentSize = node.parent && model.sizes[node.parent.module];
-  const text = `${isBound(modules, measure, node.module) ? "≤ " : ""}${measure.format(size)}`;
+  const text = `${isBound(measure, node.module) ? "≤ " : ""}${measure.format(size)}`;
   return (
     <>
       <div class="tooltip-title">{nameBox(model, node)}</div>

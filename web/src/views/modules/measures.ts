@@ -1,6 +1,8 @@
 /** Measures of modules, and how their values are formatted. */
-import type { EarlierModules, GoneModules, Modules } from "../../page";
+import type { EarlierModules, GoneModules, Modules, Page } from "../../page";
 import { formatBytes, formatNumber } from "../../parts/units";
+import { moduleTraffic } from "../../store/module_traffic";
+import { selectedFacets } from "../../store/selection";
 
 type FigureName = "count" | "wire_bytes" | "parameters" | "local_bytes" | "peak_bytes";
 
@@ -23,7 +25,7 @@ export const MEASURES: readonly Measure[] = [
     hint: "what one rank sends (ring estimate), including children",
     figure: "wire_bytes",
     isTraffic: true,
-    sizeOf: (modules, position) => sumPhases(modules.total_wire_bytes, position),
+    sizeOf: (_, position) => moduleTraffic.value[position]?.wire_bytes ?? 0,
     format: formatBytes,
   },
   {
@@ -33,7 +35,7 @@ export const MEASURES: readonly Measure[] = [
     hint: "collectives that one rank issues, including children",
     figure: "count",
     isTraffic: true,
-    sizeOf: (modules, position) => sumPhases(modules.total_count, position),
+    sizeOf: (_, position) => moduleTraffic.value[position]?.count ?? 0,
     format: formatNumber,
   },
   {
@@ -68,24 +70,31 @@ export const MEASURES: readonly Measure[] = [
   },
 ];
 
-/** Sum over all phases of a module; `column` has a list of figures by phase for each module. */
-export function sumPhases(column: readonly (readonly number[])[], position: number): number {
-  return (column[position] ?? []).reduce((sum, figure) => sum + figure, 0);
-}
-
 /** Whether figures were recorded, even if all are zero. */
 export function isRecorded({ recorded }: Modules | EarlierModules, name: string): boolean {
   return recorded.includes(name);
 }
 
-/** Measures that have a value above zero. */
-export function listMeasures(modules: Modules): Measure[] {
-  return MEASURES.filter(({ sizeOf }) => modules.path.some((_, i) => sizeOf(modules, i) > 0));
+/** Measures that have a value above zero, whatever is selected. */
+export function listMeasures({ modules, communication }: Page): Measure[] {
+  const hasTraffic = {
+    wire: communication?.traffic.wire_bytes.some((value) => value > 0),
+    count: Boolean(communication?.traffic.count.length),
+  };
+  return MEASURES.filter(({ id, isTraffic, sizeOf }) =>
+    isTraffic
+      ? hasTraffic[id as "wire" | "count"]
+      : modules.path.some((_, i) => sizeOf(modules, i) > 0),
+  );
 }
 
-/** Figures of the earlier recording, if both recordings have this measure. */
-export function findEarlier(modules: Modules, { figure, recorded }: Measure) {
+/**
+ * Figures of the earlier recording, if both recordings have this measure. Its collectives are known
+ * by module only, so there are none if an axis, a kind or the like is selected.
+ */
+export function findEarlier(modules: Modules, { figure, recorded, isTraffic }: Measure) {
   const { earlier } = modules;
+  if (isTraffic && selectedFacets.value.some((facet) => facet !== "module")) return null;
   if (!earlier || !isRecorded(earlier, recorded) || !isRecorded(modules, recorded)) return null;
   return {
     values: earlier[figure],

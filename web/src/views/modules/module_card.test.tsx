@@ -17,8 +17,6 @@ function renderFigures(recorded: readonly string[]): string {
       what: [""],
       marks: [""],
       num_findings: [0],
-      total_wire_bytes: [[0]],
-      total_count: [[0]],
       total_parameters: [0],
       total_local_bytes: [0],
       total_peak_bytes: [0],

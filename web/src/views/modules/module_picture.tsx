@@ -1,29 +1,29 @@
 /** The picture of the modules: an icicle chart with its measures, colours, legend and trail. */
 import { useMemo } from "preact/hooks";
 import { Choices } from "../../parts/choices";
-import { type ColorFacet, seriesColor } from "../../parts/colors";
+import { seriesColor } from "../../parts/colors";
 import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { formatNumber, formatShare, pluralize } from "../../parts/units";
-import { select, selected } from "../../store/modules";
+import { moduleTraffic } from "../../store/module_traffic";
 import { page } from "../../store/page";
-import { changeRoute, navigate, param, route, setParam } from "../../store/route";
+import { param, setParam } from "../../store/route";
 import { words } from "../../store/search";
+import { select, selectedText } from "../../store/selection";
 import { Icicle } from "./icicle";
 import { findNode, type IcicleNode } from "./icicle_layout";
 import {
   countFolded,
-  type FacetFilter,
   formatEachLayer,
   type IcicleColor,
   type IcicleModel,
   listColors,
   makeIcicleModel,
   sumMatches,
+  sumNames,
 } from "./icicle_model";
 import { listMeasures, type Measure } from "./measures";
-import { hasChildren } from "./tree_rows";
-import { labelOf, shown } from "./tree_state";
+import { labelOf, selectedShown, selectShown, shown } from "./tree_state";
 
 const COLORS: Readonly<Record<IcicleColor, { title: string; hint: string }>> = {
   axis: { title: "Axis", hint: "mesh axes of the collectives" },
@@ -40,7 +40,7 @@ interface Props {
 
 export function ModulePicture({ maxDepth = 9 }: Props) {
   const current = page.value;
-  const measures = listMeasures(current.modules);
+  const measures = listMeasures(current);
   const measure = measures.find(({ id }) => id === param("by")) ?? measures[0];
   if (!measure)
     return <Empty>No bytes, parameters or memory were recorded for these modules.</Empty>;
@@ -77,7 +77,7 @@ export function ModulePicture({ maxDepth = 9 }: Props) {
 function describe(measure: Measure, color: IcicleColor): string {
   const width = `Width: ${measure.hint}${color === "change" ? ", before or after, whichever is more" : ""}.`;
   const ranks =
-    measure.isTraffic && page.value.modules.is_uneven.some(Boolean)
+    measure.isTraffic && moduleTraffic.value.some(({ isUneven }) => isUneven)
       ? " Ranks differ: figures (≤) are of the rank that sends most, and widths add up what different ranks send."
       : "";
   return `${width} Identical layers are one box, with the sum of them all.${ranks}`;
@@ -91,25 +91,22 @@ interface PictureProps {
 
 function Picture({ measure, color, maxDepth }: PictureProps) {
   const current = page.value;
-  const filter = readFilter();
-  const { axis, kind, phase } = filter;
   const model = useMemo(
-    () => makeIcicleModel({ page: current, measure, color, filter, shown: shown.value }),
-    [current, measure, color, axis, kind, phase, shown.value],
+    () => makeIcicleModel({ page: current, measure, color, shown: shown.value }),
+    [current, measure, color, moduleTraffic.value, shown.value],
   );
-  const selection = findShownNode(model, selected.value);
+  const selection = findNode(model.roots, String(selectedShown.value));
   const zoomed = selection?.children.length ? selection : (selection?.parent ?? null);
   const selectNode = (node: IcicleNode): void => {
-    if (node.module < 0) return;
     // The zoomed box again zooms out to its parent.
-    const isAgain = node.module === selected.value && hasChildren(current.modules, node.module);
-    select(isAgain ? (node.parent?.module ?? -1) : node.module);
+    if (node.id === selection?.id) selectShown(node.parent?.module ?? -1);
+    else if (node.module >= 0) selectShown(node.module);
   };
   return (
     <>
       <div class="icicle-head">
         <Trail model={model} node={selection} />
-        <Legend model={model} filter={filter} />
+        <Legend model={model} />
       </div>
       <Matches model={model} />
       {model.roots.length ? (
@@ -119,23 +116,13 @@ function Picture({ measure, color, maxDepth }: PictureProps) {
           selected={selection}
           maxDepth={maxDepth}
           onSelect={selectNode}
-          onZoomOut={() => selection && select(selection.parent?.module ?? -1)}
+          onZoomOut={() => selection && selectShown(selection.parent?.module ?? -1)}
         />
       ) : (
         <p class="comm-quiet">No collective matches the filter.</p>
       )}
     </>
   );
-}
-
-/** The box of a module, or of the one that represents it. */
-function findShownNode(model: IcicleModel, position: number): IcicleNode | null {
-  if (position < 0) return null;
-  return findNode(model.roots, String(model.shown[position]));
-}
-
-function readFilter(): FacetFilter {
-  return { axis: param("axis"), kind: param("kind"), phase: param("phase") };
 }
 
 /** The zoomed module's ancestors, each of which zooms out to it, and its figure. */
@@ -161,13 +148,13 @@ function Trail({ model, node }: { readonly model: IcicleModel; readonly node: Ic
         class="icon-button"
         aria-label="zoom out"
         title="zoom out (Backspace)"
-        onClick={() => select(node.parent?.module ?? -1)}
+        onClick={() => selectShown(node.parent?.module ?? -1)}
       >
         ←
       </button>
       {ancestors.map(({ module }) => (
         <span key={module}>
-          <button type="button" class="trail-step" onClick={() => select(module)}>
+          <button type="button" class="trail-step" onClick={() => selectShown(module)}>
             {labelOf(module)}
           </button>{" "}
           <span class="dim">/</span>
@@ -185,24 +172,16 @@ function Trail({ model, node }: { readonly model: IcicleModel; readonly node: Ic
   );
 }
 
-interface LegendProps {
-  readonly model: IcicleModel;
-  readonly filter: FacetFilter;
-}
-
-/** What the colours mean; for collectives, a click filters by a name. */
-function Legend({ model, filter }: LegendProps) {
-  const { legend, color, measure } = model;
+/** What the colours mean; for collectives, a click selects a name in every view. */
+function Legend({ model }: { readonly model: IcicleModel }) {
+  const { color, measure } = model;
   if (color === "change") return <ChangeLegend />;
   if (color === "own") {
     return <p class="legend">Stronger colour: more of it is the module's own.</p>;
   }
-  const isFilter = color === "axis" || color === "kind" || color === "phase";
-  const items = legend.filter(({ size, name }) => size > 0 || filter[color as ColorFacet] === name);
-  const toggle = (name: string): void => {
-    const value = filter[color as ColorFacet] === name ? null : name;
-    navigate(changeRoute(route.value, route.value.view, { [color]: value }));
-  };
+  const facet = color === "memory" ? null : color;
+  const selectedName = facet && selectedText(facet);
+  const items = sumNames(model).filter(({ size, name }) => size > 0 || name === selectedName);
   return (
     <div class="legend" role="group" aria-label={`colours: ${COLORS[color].title.toLowerCase()}`}>
       {items.map(({ name, series, size }) => {
@@ -212,14 +191,14 @@ function Legend({ model, filter }: LegendProps) {
             {name} <span class="dim">{measure.format(size)}</span>
           </>
         );
-        if (!isFilter) return <span key={name}>{content}</span>;
+        if (!facet) return <span key={name}>{content}</span>;
         return (
           <button
             type="button"
             key={name}
-            aria-pressed={filter[color as ColorFacet] === name}
-            title={`show only ${name}`}
-            onClick={() => toggle(name)}
+            aria-pressed={name === selectedName}
+            title={`select ${name} in every view`}
+            onClick={() => select(facet, name === selectedName ? null : name)}
           >
             {content}
           </button>

@@ -1,42 +1,33 @@
 /** Bytes or counts of collectives by module, of its busiest rank, in parts by axis, kind or phase. */
-import type { Communication, Modules } from "../../page";
+import type { Modules, Traffic } from "../../page";
 import type { ColorFacet } from "../../parts/colors";
 
-/** Collectives in columns; `ranks` tells apart ranks that issued different collectives. */
-export interface TrafficColumns {
-  readonly ranks: ArrayLike<number>;
-  readonly owner: ArrayLike<number>;
-  readonly axis: ArrayLike<number>;
-  readonly kind: ArrayLike<number>;
-  readonly phase: ArrayLike<number>;
-  readonly size: ArrayLike<number>;
-}
-
-export interface ModuleTraffic {
+export interface TrafficParts {
   readonly totals: Float64Array; // by module, including children
   readonly parts: readonly Float64Array[]; // by position in the facet's list of names
 }
 
 interface Request {
+  readonly figure: "wire_bytes" | "count";
   readonly facet: ColorFacet;
   readonly numParts: number;
   readonly isIncluded: (row: number) => boolean; // the filter
 }
 
 /** Sums subtrees on each rank; each module has the figures of the rank that has most for it. */
-export function sumModuleTraffic(
+export function splitTraffic(
   { parent }: Pick<Modules, "parent">,
-  columns: TrafficColumns,
-  { facet, numParts, isIncluded }: Request,
-): ModuleTraffic {
+  traffic: Traffic,
+  { figure, facet, numParts, isIncluded }: Request,
+): TrafficParts {
   const totals = new Float64Array(parent.length);
   const parts = Array.from({ length: numParts }, () => new Float64Array(parent.length));
-  for (const rows of groupByRanks(columns, isIncluded)) {
+  for (const rows of groupByRanks(traffic, isIncluded)) {
     const rankParts = parts.map(() => new Float64Array(parent.length));
     for (const row of rows) {
-      const owner = columns.owner[row]!;
-      const part = rankParts[columns[facet][row]!];
-      if (part && owner >= 0) part[owner]! += columns.size[row]!;
+      const owner = traffic.owner[row]!;
+      const part = rankParts[traffic[facet][row]!];
+      if (part && owner >= 0) part[owner]! += traffic[figure][row]!;
     }
     for (let i = parent.length - 1; i >= 0; i--) {
       let total = 0;
@@ -55,7 +46,7 @@ export function sumModuleTraffic(
 }
 
 function groupByRanks(
-  { ranks }: TrafficColumns,
+  { rank_set: ranks }: Traffic,
   isIncluded: (row: number) => boolean,
 ): Iterable<number[]> {
   const rowsByRanks = new Map<number, number[]>();
@@ -66,22 +57,4 @@ function groupByRanks(
     else rowsByRanks.set(ranks[row]!, [row]);
   }
   return rowsByRanks.values();
-}
-
-/** The collectives of one rank of each set of identical ranks. */
-export function listTraffic(
-  { calls, ranks }: Communication,
-  figure: "wire_bytes" | "count",
-): TrafficColumns {
-  const examples = new Set(ranks.map(({ example }) => example));
-  const rows = calls.rank.flatMap((rank, row) => (examples.has(rank) ? [row] : []));
-  const pick = (column: readonly number[]): number[] => rows.map((row) => column[row]!);
-  return {
-    ranks: pick(calls.rank),
-    owner: pick(calls.owner),
-    axis: pick(calls.axis),
-    kind: pick(calls.kind),
-    phase: pick(calls.phase),
-    size: figure === "count" ? rows.map(() => 1) : pick(calls.wire_bytes),
-  };
 }

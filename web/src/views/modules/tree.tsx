@@ -4,7 +4,8 @@ import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
-import { moduleName, representatives, select, selected } from "../../store/modules";
+import { moduleTraffic } from "../../store/module_traffic";
+import { moduleName, representatives, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { words } from "../../store/search";
 import { listColumns, type Show, type TreeColumn } from "./columns";
@@ -14,6 +15,8 @@ import {
   show as expandTo,
   labelOf,
   numRepresented,
+  selectedShown,
+  selectShown,
   shown,
   toggleFold,
   toggleOpen,
@@ -25,9 +28,10 @@ const PAGE_ROWS = 12;
 export function Tree({ show }: { show: Show }) {
   const { modules } = page.value;
   const id = useId();
+  const [phases, traffic] = [page.value.communication?.phases ?? [], moduleTraffic.value];
   const columns = useMemo(
-    () => listColumns(modules, show, shown.value),
-    [modules, show, shown.value],
+    () => listColumns({ modules, phases, traffic, show, shown: shown.value }),
+    [modules, traffic, show, shown.value],
   );
   const rows = useMemo(
     () =>
@@ -90,7 +94,7 @@ function useRevealSelection(
   setActive: (row: number) => void,
 ): void {
   const pendingModule = useRef(-1);
-  const module = selected.value;
+  const module = selected.value >= 0 ? selected.value : selectedShown.value;
   const isHidden = module >= 0 && !rows.includes(module);
   useEffect(() => {
     // A module that was selected here is visible already, and the rows should not jump.
@@ -129,7 +133,7 @@ function handleKey(
       if (isOpen) toggleOpen(active);
       else if (parent >= 0) moveTo(activeIndex - countBetween(parent, active));
     },
-    Enter: () => active >= 0 && select(active),
+    Enter: () => active >= 0 && selectShown(active),
     " ": () => active >= 0 && (modules.repeat[active] ?? 1) > 1 && toggleFold(active),
   };
   const action = actions[event.key];
@@ -185,12 +189,12 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
       role="row"
       aria-level={depths.value[position]! + 1}
       aria-expanded={isParent ? !treeState.value.closed.has(position) : undefined}
-      aria-selected={position === selected.value}
+      aria-selected={position === selectedShown.value}
       aria-rowindex={index + 2}
       style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}
       onClick={() => {
         onActive(position);
-        select(position);
+        selectShown(position);
       }}
     >
       <ModuleCell position={position} isParent={isParent} />
