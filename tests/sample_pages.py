@@ -8,13 +8,13 @@ from shardscope.report.html.page import (
     Fact,
     FindingItem,
     GapItem,
-    Modules,
     Page,
     RankRow,
     RunFacts,
     Sources,
     Traffic,
 )
+from shardscope.report.html.page_modules import Modules
 
 MIB = 1 << 20
 

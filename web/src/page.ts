@@ -92,6 +92,7 @@ export interface Communication {
   timings: readonly Timing[];
   matrix: Matrix | null;
   matrix_note: string;
+  matrix_summary: string;
   left_out: string;
   scope: string;
   clock: string;
@@ -171,6 +172,23 @@ export interface Drawing {
 }
 
 /**
+ * Figures of the page's modules in the recording that it is compared with, in columns.
+ *
+ * Figures include children and are zero for modules that are new. `recorded` names the columns
+ * that the earlier recording has, as in `Modules`.
+ */
+export interface EarlierModules {
+  recorded: readonly string[];
+  is_new: readonly boolean[];
+  count: readonly number[];
+  wire_bytes: readonly number[];
+  parameters: readonly number[];
+  local_bytes: readonly number[];
+  peak_bytes: readonly number[];
+  gone: readonly GoneModules[];
+}
+
+/**
  * The graphs of one compiled function; identical ranks share an item.
  */
 export interface ExplanationItem {
@@ -234,6 +252,20 @@ export interface GapItem {
   fact: string;
   rank: number | null;
   is_loss: boolean;
+}
+
+/**
+ * Modules that only the earlier recording has, identical names folded, with their figures.
+ */
+export interface GoneModules {
+  parent: number;
+  name: string;
+  num_modules: number;
+  count: number;
+  wire_bytes: number;
+  parameters: number;
+  local_bytes: number;
+  peak_bytes: number;
 }
 
 /**
@@ -365,6 +397,8 @@ export interface Modules {
   total_peak_bytes: readonly number[];
   marks: readonly string[];
   num_findings: readonly number[];
+  own_peak: PeakParts;
+  earlier: EarlierModules | null;
 }
 
 /**
@@ -453,6 +487,16 @@ export interface ParityItem {
   is_fine: boolean;
   tensors: VerdictTable;
   divergences: readonly DivergenceItem[];
+}
+
+/**
+ * Bytes at the peak of memory that belong to a module itself, by memory kind, in columns.
+ */
+export interface PeakParts {
+  kinds: readonly string[];
+  module: readonly number[];
+  kind: readonly number[];
+  num_bytes: readonly number[];
 }
 
 /**

@@ -271,6 +271,41 @@ def test_the_note_says_what_the_matrix_does_not_know() -> None:
     )
 
 
+def summarize(*calls: Collective, **changes: Any) -> str:
+    facts = {"groups": GROUPS, "world_size": 4}
+    return read(make_recording(calls, **(facts | changes))).matrix_summary
+
+
+def test_a_matrix_that_shows_nothing_is_a_sentence() -> None:
+    k = CollectiveKind.ALL_REDUCE
+    assert summarize(issue(2, k, 5000, group="even"), issue(2, k, 100, order=1)) == (
+        "Of 4 ranks, rank 2 was recorded: it sends 4.88 KiB to rank 0 and 100 B to rank 3 "
+        "(ring estimate)."
+    )
+    exchange = issue(0, CollectiveKind.ALL_TO_ALL, 70)
+    wide = Group(name="world", torch_name="0", ranks=(RankSpan(0, 8),), num_ranks=8)
+    assert summarize(exchange, groups=(wide,), world_size=8).endswith(
+        "10 B to rank 3, 10 B to rank 4 and 30 B to 3 more ranks (ring estimate)."
+    )
+    same = [issue(rank, k, 5, axis="tp", group="world") for rank in range(4)]
+    assert summarize(*same) == (
+        "All 4 recorded ranks issued the same collectives, each sending 5 B along tp "
+        "(ring estimate)."
+    )
+    everywhere = [issue(rank, k, 5) for rank in range(4)]
+    assert "5 B among all ranks" in summarize(*everywhere)
+
+
+def test_a_matrix_is_drawn_if_ranks_differ_or_send_elsewhere_than_along_the_mesh() -> None:
+    k = CollectiveKind.ALL_REDUCE
+    assert summarize(*(issue(rank, k, 5 + rank, axis="tp") for rank in range(4))) == ""
+    sends = (issue(rank, CollectiveKind.SEND, 5, axis="pp", peer=3 - rank) for rank in range(4))
+    assert summarize(*sends) == ""
+    unnamed = (make_collective(rank=rank, group="even", num_ranks=2) for rank in (0, 2))
+    assert summarize(*unnamed) == ""
+    assert summarize(issue(0, CollectiveKind.BARRIER, 0)) == ""
+
+
 def test_more_than_64_ranks_are_not_drawn() -> None:
     communication = read(make_ranks(65, [{}]))
     assert communication.matrix is None

@@ -28,7 +28,7 @@ from shardscope.record import (
     Verdict,
 )
 from shardscope.report.html.html import build_page
-from shardscope.report.html.page import Modules
+from shardscope.report.html.page_modules import Modules
 
 NAMES = ("", "layers", "layers.0", "layers.0.up", "layers.1", "layers.1.up", "head")
 

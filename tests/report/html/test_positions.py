@@ -44,7 +44,11 @@ def check(page: Page) -> None:
             assert all(-1 <= at < num_modules for at in numbers(value)), (record, name)
         if name in _SOURCES:
             assert all(-1 <= at < num_sources for at in numbers(value)), (record, name)
-    _check_columns(page.modules, len(page.modules.path), apart={"phases", "recorded"})
+    apart = {"phases", "recorded", "own_peak", "earlier"}
+    _check_columns(page.modules, len(page.modules.path), apart=apart)
+    own_peak = page.modules.own_peak
+    _check_columns(own_peak, len(own_peak.module), apart={"kinds"})
+    assert all(0 <= kind < len(own_peak.kinds) for kind in own_peak.kind)
     _check_columns(page.sources, num_sources)
     _check_tree(page)
     if page.communication is not None:

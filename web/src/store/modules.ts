@@ -29,7 +29,7 @@ export const modulePattern = computed(() => {
 });
 
 /** Positions of the modules that are selected with their descendants. */
-const selectedRoots = computed<readonly number[]>(() => {
+export const selectedRoots = computed<readonly number[]>(() => {
   if (selected.value >= 0) return [selected.value];
   const pattern = modulePattern.value;
   if (!pattern) return [];
@@ -56,11 +56,15 @@ function markSubtrees(roots: readonly number[]): Uint8Array {
   return marks;
 }
 
-export function findRepresentatives(modules: Modules): Int32Array {
+/** `unfolded` holds first layers whose identical siblings represent themselves. */
+export function findRepresentatives(
+  modules: Modules,
+  unfolded: ReadonlySet<number> = new Set(),
+): Int32Array {
   const firsts = new Int32Array(modules.path.length);
   for (let i = 0; i < firsts.length; i++) {
     const parent = modules.parent[i]!;
-    const first = modules.first_identical[i]!;
+    const first = unfolded.has(modules.first_identical[i]!) ? i : modules.first_identical[i]!;
     const parentFirst = parent < 0 ? parent : firsts[parent]!;
     // Identical modules have the same descendants in the same order.
     firsts[i] =
@@ -72,6 +76,11 @@ export function findRepresentatives(modules: Modules): Int32Array {
 /** Address of a view (by default the current one) with this module selected; -1 selects none. */
 export function moduleHref(position: number, view = route.value.view): string {
   return hrefTo(view, { m: position < 0 ? null : (page.value.modules.path[position] ?? null) });
+}
+
+/** Selects all modules that a pattern matches, in every view. */
+export function selectPattern(pattern: string): void {
+  navigate(parseRoute(hrefTo(route.value.view, { m: pattern })));
 }
 
 /** Selects a module in every view; selecting it again, or -1, clears the selection. */
@@ -88,16 +97,6 @@ export function isInSelection(position: number): boolean {
 export function isFoldedRowInSelection(position: number): boolean {
   if (!hasModuleSelection.value) return true;
   return position >= 0 && selectedRepresentatives.value[representatives.value[position]!] === 1;
-}
-
-/** Ancestors of a module, from the root to its parent. */
-export function listAncestors(position: number): number[] {
-  const ancestors: number[] = [];
-  for (let ancestor = page.value.modules.parent[position] ?? -1; ancestor >= 0; ) {
-    ancestors.unshift(ancestor);
-    ancestor = page.value.modules.parent[ancestor] ?? -1;
-  }
-  return ancestors;
 }
 
 /** A module's full path, or the root's label. */

@@ -17,12 +17,12 @@ function CommunicationView() {
   return (
     <>
       {hasCalls && (
-        <div class="comm-top">
+        <div class={communication.matrix_summary ? "comm-stack" : "comm-top"}>
           <div class="comm-stack">
             <Totals communication={communication} />
             <Ranks communication={communication} />
           </div>
-          <TrafficMatrix matrix={communication.matrix} note={communication.matrix_note} />
+          <TrafficMatrix communication={communication} />
         </div>
       )}
       {hasCalls && <Causes communication={communication} />}

@@ -34,6 +34,7 @@ from shardscope.report.html.page import (
     Traffic,
 )
 from shardscope.report.html.page_index import NOWHERE, Index, Names
+from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
@@ -152,6 +153,7 @@ def make_communication(
         timings=make_timings(recording),
         matrix=matrix,
         matrix_note=matrix_note,
+        matrix_summary=summarize_matrix(recording, rank_sets, matrix),
         left_out=" ".join(filter(None, (left_out, spans_left_out))),
         scope=describe_scope(recording),
         clock=SIMULATION_TIME if recording.run.is_simulated and recording.spans else "",

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
-from shardscope.record import Mark, Module, Parameter, Recording
+from shardscope.record import Mark, MemoryKind, Module, Parameter, Recording
 from shardscope.record.layer_names import fold_layer_ranges, has_layer_range
-from shardscope.report.html.page import Modules
 from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.html.page_modules import Modules, PeakParts
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
 from shardscope.report.model.traffic_totals import IdenticalRanks
@@ -179,6 +179,7 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         lambda at: (findings[at], marks.get(nodes[at].path))
     )
     sizes = _add_parameters(recording, tree)
+    own_peak = _find_peak(recording, tree)
     return Modules(
         recorded=tuple(_list_recorded(recording)),
         path=tuple(node.path for node in nodes),
@@ -192,9 +193,10 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         total_parameters=tuple(size.num_elements for size in sizes),
         total_parameter_bytes=tuple(size.global_bytes for size in sizes),
         total_local_bytes=tuple(size.local_bytes for size in sizes),
-        total_peak_bytes=tuple(tree.sum_subtrees(_find_peak(recording, tree))),
+        total_peak_bytes=tuple(tree.sum_subtrees(_sum_modules(own_peak))),
         marks=tuple(marks.get(node.path, "") for node in nodes),
         num_findings=tuple(tree.sum_subtrees(findings)),
+        own_peak=_make_peak_parts(own_peak),
     )
 
 
@@ -224,13 +226,36 @@ def _count_findings(recording: Recording, tree: ModuleTree) -> Counter[int]:
     )
 
 
-def _find_peak(recording: Recording, tree: ModuleTree) -> Counter[int]:
-    """Return the bytes of each module at the peak of the rank that needs most memory."""
-    bytes_at_peak: Counter[int] = Counter()
+def _find_peak(recording: Recording, tree: ModuleTree) -> Counter[tuple[str, int]]:
+    """Return the bytes at the peak of the rank that needs most memory, by kind and module."""
+    bytes_at_peak: Counter[tuple[str, int]] = Counter()
     for profile in sorted(recording.memory, key=most_bytes)[-1:]:
         for use in profile.at_peak:
-            bytes_at_peak[tree.index.module(use.module)] += use.num_bytes
+            bytes_at_peak[use.kind, tree.index.module(use.module)] += use.num_bytes
     return bytes_at_peak
+
+
+def _sum_modules(bytes_at_peak: Counter[tuple[str, int]]) -> Counter[int]:
+    sums: Counter[int] = Counter()
+    for (_, module), num_bytes in bytes_at_peak.items():
+        sums[module] += num_bytes
+    return sums
+
+
+def _make_peak_parts(bytes_at_peak: Counter[tuple[str, int]]) -> PeakParts:
+    used = {kind for kind, _ in bytes_at_peak}
+    kinds = [kind for kind in MemoryKind if kind in used]
+    rows = sorted(
+        (module, kinds.index(MemoryKind(kind)), num_bytes)
+        for (kind, module), num_bytes in bytes_at_peak.items()
+        if module != NOWHERE
+    )
+    return PeakParts(
+        kinds=tuple(kind.replace("_", " ") for kind in kinds),
+        module=tuple(module for module, _, _ in rows),
+        kind=tuple(kind for _, kind, _ in rows),
+        num_bytes=tuple(num_bytes for _, _, num_bytes in rows),
+    )
 
 
 def _describe_marks(modules: Sequence[Module]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from shardscope.record import Axis, Recording
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.compare.facts import clean_names
+from shardscope.report.html.page_modules import Modules
 from shardscope.report.html.page_views import (
     Compiler,
     LevelCoverage,
@@ -18,34 +19,6 @@ from shardscope.report.html.page_views import (
     ShardingTable,
 )
 from shardscope.report.text.style import shorten
-
-
-class Modules(Struct, frozen=True, kw_only=True):
-    """All modules in the order of a walk from the root, in columns; figures are of one rank.
-
-    `first_identical` is the position of the first sibling that is identical except for its number,
-    or the module's own position; folding hides every module whose `first_identical` is another
-    module, and its descendants. `total` figures include children; those of collectives are summed
-    from `Communication.traffic`. `recorded` names the figures that were recorded: zeros of others
-    mean nothing.
-    """
-
-    recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
-
-    path: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    type: tuple[str, ...] = ()
-    parent: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()  # position after the last one below it
-    first_identical: tuple[int, ...] = ()
-    repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
-    what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
-    total_parameters: tuple[int, ...] = ()  # elements of the global parameters; tied ones once
-    total_parameter_bytes: tuple[int, ...] = ()
-    total_local_bytes: tuple[int, ...] = ()  # of them, on one rank
-    total_peak_bytes: tuple[int, ...] = ()  # at the peak of memory
-    marks: tuple[str, ...] = ()  # fully_shard, tensor_parallel (ColwiseParallel), …
-    num_findings: tuple[int, ...] = ()  # children included
 
 
 class RankRow(Struct, frozen=True, kw_only=True):
@@ -163,6 +136,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
     matrix_note: str = ""  # why there is none, or what it leaves out
+    matrix_summary: str = ""  # the sentence that says as much as the matrix; empty if none does
     left_out: str = ""  # which calls are not in `calls`, where there are too many
     scope: str = ""  # what the figures cover: `over 2 forward passes, rank 0 of 8, simulated`
     clock: str = ""  # caveat on the times of spans: `time of the simulation, not of a run`

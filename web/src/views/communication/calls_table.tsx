@@ -1,7 +1,7 @@
 /** Table of all collectives, with cause and source line. */
 import { useCallback, useMemo } from "preact/hooks";
 import type { Communication } from "../../page";
-import { seriesColor } from "../../parts/colors";
+import { facetColor } from "../../parts/colors";
 import { FacetLink } from "../../parts/facet_link";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
@@ -114,7 +114,10 @@ function makeColumns(communication: Communication): Column[] {
       ...text("kind", "Collective", 11, (row) => kinds[calls.kind[row]!]!),
       cell: (row) => (
         <FacetLink facet="kind" value={kinds[calls.kind[row]!]!}>
-          <span class="swatch" style={{ background: seriesColor(calls.kind[row]!) }} />
+          <span
+            class="swatch"
+            style={{ background: facetColor("kind", kinds[calls.kind[row]!]!, calls.kind[row]!) }}
+          />
           {kinds[calls.kind[row]!]}
         </FacetLink>
       ),

@@ -1,4 +1,4 @@
-/** Table of groups of identical ranks, the busiest first. */
+/** Groups of identical ranks, the busiest first: a table, or a sentence if all ranks are identical. */
 import { useCallback, useMemo } from "preact/hooks";
 import type { Communication, RankRow } from "../../page";
 import { Bar } from "../../parts/bar";
@@ -16,6 +16,9 @@ export function Ranks({ communication }: { communication: Communication }) {
   const [rank, rankSet] = [selection.value.rank, selectedRankSet.value];
   const isShown = useCallback((row: number) => rank < 0 || row === rankSet, [rank, rankSet]);
   if (!ranks.length) return null;
+  if (ranks.length === 1) {
+    return <p class="comm-sentence">{communication.matrix_summary || describe(ranks)}</p>;
+  }
   return (
     <Panel title="Identical ranks" note={describe(ranks)}>
       <Table

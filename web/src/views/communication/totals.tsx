@@ -1,7 +1,7 @@
 /** Collectives of the busiest rank by mesh axis and kind; clicking a cell selects them in every view. */
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choices";
-import { heatColor, seriesColor } from "../../parts/colors";
+import { facetColor, heatColor, seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { tip } from "../../parts/tooltip";
 import { formatBytesCell, formatCount, formatShare } from "../../parts/units";
@@ -109,7 +109,10 @@ function Grid({ communication, measure }: Props & { readonly measure: Measure })
             <th scope="col">axis</th>
             {kinds.map((kind) => (
               <th key={kind} scope="col">
-                <span class="swatch" style={{ background: seriesColor(kind) }} />
+                <span
+                  class="swatch"
+                  style={{ background: facetColor("kind", communication.kinds[kind]!, kind) }}
+                />
                 {communication.kinds[kind]}
               </th>
             ))}
