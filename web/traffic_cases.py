@@ -36,7 +36,7 @@ from shardscope.report.model.traffic_totals import (
     fold_ranks,
     sum_traffic,
 )
-from shardscope.report.text.communication import gather_reasons
+from shardscope.report.text.communication import describe_kinds, gather_reasons
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RECORDINGS = ("tests/golden/recording_v2.json", "examples/recordings/moe.json.gz")
@@ -204,6 +204,7 @@ def _measure(node: ModuleNode) -> dict[str, Any] | None:
         "phase_bytes": _by_phase(node.total[busiest], "wire_bytes"),
         "own_counts": _by_phase(node.own[busiest], "count"),
         "own_bytes": _by_phase(node.own[busiest], "wire_bytes"),
+        "what": describe_kinds(node),
         "is_uneven": any(_figures(total) != _figures(busy[0]) for total in busy),
     }
 

@@ -74,8 +74,13 @@ function parseRange(text: string | undefined): CallRange | null {
   return { along: match[3] ? "time" : "order", low: Number(match[1]), high: Number(match[2]) };
 }
 
-export function formatRange({ along, low, high }: CallRange): string {
-  return `${Math.floor(low)}-${Math.ceil(high)}${along === "time" ? "ns" : ""}`;
+/** Selects collectives between two positions in every view; null selects all. */
+export function selectRange(range: CallRange | null): void {
+  select("range", range && formatRange(range));
+}
+
+function formatRange({ along, low, high }: CallRange): string {
+  return `${Math.max(Math.ceil(low), 0)}-${Math.max(Math.floor(high), 0)}${along === "time" ? "ns" : ""}`;
 }
 
 /** Facets that select something. */
