@@ -282,7 +282,7 @@ def _make_row(row: Change, area: int, positions_by_name: Mapping[str, int]) -> C
 
 
 FORMAT = "shardscope.page"
-SCHEMA = 3
+SCHEMA = 4
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
