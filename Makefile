@@ -51,6 +51,7 @@ examples: $(INSTALLED) browser
 
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
+	$(BIN)/python -m shardscope.report.result.schema > docs/reference/result.schema.json
 
 simulated-gpu: $(INSTALLED)
 	$(BIN)/python -m shardscope._torch.cuda.calls > docs/reference/simulated-gpu.md

@@ -18,6 +18,7 @@ from typing import final
 from rich.console import RenderableType
 
 from shardscope.cli.console import print_line, print_out, show_progress
+from shardscope.cli.json_result import add_recording, current_json
 from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
@@ -67,6 +68,7 @@ class Destination:
         finally:  # a recording is saved even if it cannot be printed, and the reverse
             with show_progress("saving the recording", is_shown=is_first()):
                 self._path = self._save(recording)
+        add_recording(recording, [self._path])
         if is_first():
             print_line()
             print_saved(self._path)
@@ -99,6 +101,9 @@ def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> Non
 
 def print_saved(path: str | Path, note: str = "") -> None:
     """Print `saved FILE`, on a line of its own however long it is."""
+    if result := current_json():
+        result.add_file(path, note)
+        return
     print_line(f"saved {path} ({note})" if note else f"saved {path}")
 
 
