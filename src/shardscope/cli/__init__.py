@@ -45,6 +45,7 @@ _VERBS = {
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
+    "mcp": "Serve the commands to a coding agent as tools (Model Context Protocol).",
     "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
 }
 

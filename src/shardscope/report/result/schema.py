@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shardscope.report.result.result import SCHEMA, CommandResult
+from shardscope.report.result.result import SCHEMA, CommandResult, Verdict
 
 
 def make_result_schema() -> dict[str, Any]:
@@ -28,6 +28,27 @@ def make_result_schema() -> dict[str, Any]:
         "title": f"Result of a shardscope command, schema {SCHEMA}",
         **schema,
     }
+
+
+def make_outer_schema() -> dict[str, Any]:
+    """Make the JSON Schema of the top level alone, for where the full one would be too long."""
+    document = make_result_schema()["$defs"]["CommandResult"]
+    return {
+        "type": "object",
+        "properties": {name: _cut(field) for name, field in document["properties"].items()},
+        "required": document["required"],
+    }
+
+
+def _cut(field: dict[str, Any]) -> dict[str, Any]:
+    """The type of a field without what is inside it."""
+    if "anyOf" in field:
+        return {"anyOf": [_cut(option) for option in field["anyOf"]]}
+    if field.get("$ref") == "#/$defs/Verdict":
+        return {"enum": list(Verdict)}
+    if "$ref" in field or "allOf" in field:
+        return {"type": "object"}
+    return {key: value for key, value in field.items() if key in ("type", "const", "enum")}
 
 
 if __name__ == "__main__":
