@@ -111,7 +111,7 @@ def test_reading_commands_report_figures_and_files(here: Path) -> None:
     save(after, "after.json")
     changed = run("diff", "before.json", "after.json", "--fail-on", "worse", exit_code=1)
     assert changed["verdict"] == "problems"
-    assert changed["figures"]["comparison"]["num_worse"] > 0
+    assert changed["figures"]["comparisons"][0]["num_worse"] > 0
     assert changed["messages"][0].startswith("--fail-on matched: worse")
     assert run("report", "before.json")["files"] == [{"path": "before.html"}]
     assert run("export", "before.json", "--to", "csv")["files"] == [{"path": "before.csv"}]

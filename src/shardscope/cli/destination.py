@@ -17,9 +17,16 @@ from typing import final
 
 from rich.console import RenderableType
 
-from shardscope.cli.console import print_line, print_out, show_progress
+from shardscope.cli.console import (
+    is_first,
+    is_launched,
+    launched_rank,
+    num_launched,
+    print_line,
+    print_out,
+    show_progress,
+)
 from shardscope.cli.json_result import add_recording, current_json
-from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank

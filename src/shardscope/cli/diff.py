@@ -6,6 +6,7 @@ import shlex
 
 import click
 
+from shardscope.cli.annotations import CI_FORMATS, render_annotations
 from shardscope.cli.console import print_note, print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
 from shardscope.cli.json_result import check_stdout_is_free, current_json
@@ -19,10 +20,11 @@ from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.export.annotations import annotate_changes, find_program
 from shardscope.report.result.figures import Figures
 from shardscope.report.result.recording_figures import read_changes
 
-_FORMATS = ("text", "json", "markdown")
+_FORMATS = ("text", "json", "markdown", *CI_FORMATS)
 
 
 @click.command(
@@ -64,7 +66,7 @@ _FORMATS = ("text", "json", "markdown")
     type=click.Choice(_FORMATS),
     default="text",
     show_default=True,
-    help="Output format.",
+    help="Output format; github, sarif and gitlab have only what got worse.",
 )
 @no_fold_option
 @click.pass_context
@@ -104,11 +106,14 @@ def command(
     reasons = list(find_reasons(changes, triggers))
     if result := current_json():
         result.add_figures(
-            Figures(comparison=read_changes(changes)),
+            Figures(comparisons=(read_changes(changes),)),
             str(changes).partition("\n")[0],
             has_problems=bool(reasons) or any(row.is_worse for row in changes.rows),
             more=[shlex.join(["shardscope", "diff", before, after, "--format", "json"])],
         )
+    elif form in CI_FORMATS:
+        annotations = list(annotate_changes(changes, fallback=find_program(recordings[1]) or after))
+        write_out(render_annotations(annotations, form, category="diff"))
     else:
         _print(changes, form, is_complete=no_fold)
     if reasons:

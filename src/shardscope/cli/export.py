@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from shardscope.cli.annotations import render_annotations
 from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
 from shardscope.cli.json_result import add_recording, check_stdout_is_free, current_json
@@ -21,6 +22,7 @@ from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.record.files import name_for_rank
 from shardscope.record.units import plural
+from shardscope.report.export.annotations import annotate_findings
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
@@ -76,6 +78,8 @@ _ENDINGS = {
     "csv": ".csv",
     "json": ".json",
     "markdown": ".md",
+    "sarif": ".sarif",
+    "gitlab": ".codequality.json",
 }
 _MAX_STEP = 2**63 - 1
 
@@ -134,7 +138,8 @@ def command(
 
     The formats perfetto and chrome are the same trace, which opens in https://ui.perfetto.dev and
     in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
-    trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups.
+    trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups. The
+    formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
@@ -146,6 +151,8 @@ def command(
     _warn_if_empty(recording, form, table or "collectives")
     if form == "chakra":
         write_chakra(recording, target, force=force)
+    elif form in ("sarif", "gitlab"):
+        _write(_render_findings(recording, file, form), target, force=force)
     elif form == "markdown":
         _write(_render_markdown(recording, file, against), target, force=force)
     else:
@@ -175,6 +182,13 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
     with show_progress(f"reading {against}") as report:
         before = load_reviewed([against], report)
     yield render_markdown(recording, against=before, titles=(against, file)).encode()
+
+
+def _render_findings(recording: Recording, file: str, form: str) -> Iterator[bytes]:
+    """The findings of a recording, computed again, in a format of CI."""
+    recording = review_explanations(review(recording))
+    annotations = list(annotate_findings(recording, fallback=file))
+    return render_annotations(annotations, form, category="findings")
 
 
 def _write(chunks: Iterator[bytes], target: str, *, force: bool) -> None:

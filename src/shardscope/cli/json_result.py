@@ -104,8 +104,7 @@ class ResultBuilder:
 
     def write(self, exit_code: int) -> None:
         """Print the document."""
-        from shardscope.cli.console import write_out
-        from shardscope.cli.launch import is_first
+        from shardscope.cli.console import is_first, write_out
         from shardscope.report.result.result import (
             CommandResult,
             ErrorEntry,

@@ -33,7 +33,8 @@ def _list(name: str, text: str, option: str = "", *, is_required: bool = False) 
 _TARGET = _text(
     "target",
     "File (train.py) or module (package.train) that defines model() and batch(model), and "
-    "optionally parallelize(model, mesh), step(model, batch), optimizer(model), loss(output), plan.",
+    "optionally parallelize(model, mesh), step(model, batch), optimizer(model), loss(output) or a "
+    "plan.",
 )
 _MESH = _text("mesh", "For target: mesh axes and sizes, such as dp=8,tp=4.", "--mesh")
 _RANK = _number("rank", "For target: rank to simulate. Default: 0.", "--rank")

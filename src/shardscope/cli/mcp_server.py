@@ -34,7 +34,7 @@ from mcp.shared.exceptions import MCPError
 from shardscope.cli.mcp_catalog import TOOLS, read_skill
 from shardscope.cli.mcp_tools import Tool
 from shardscope.errors import ShardscopeError
-from shardscope.launch.processes import end_tree
+from shardscope.launch.processes import end_tree, list_descendants
 from shardscope.record.text import sanitize_text
 from shardscope.report.result.result import CommandResult, ErrorEntry, Verdict, encode_result
 from shardscope.report.result.schema import make_outer_schema
@@ -263,12 +263,13 @@ class _Calls:
 async def _end(process: anyio.abc.Process) -> None:
     """Ask a process to end, so that it removes what it made; then end it and its descendants."""
     if process.returncode is None:
+        descendants = list_descendants(process.pid)  # which may be in sessions of their own
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         with anyio.move_on_after(_GRACE_S):
             await process.wait()
-    if process.returncode is None:
-        end_tree(process.pid)
+        for pid in (process.pid, *descendants):
+            end_tree(pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # its session may have others left
     await process.aclose()

@@ -104,9 +104,10 @@ class Tool(Struct, frozen=True, kw_only=True):
         arguments = {argument.name: argument for argument in self._list_arguments()}
         for name, value in values.items():
             if name not in arguments:
+                near = suggest(name, list(arguments))
                 raise ShardscopeError(
-                    f"tool {self.name} has no argument {name!r:.80}.{suggest(name, list(arguments))} "
-                    f"It has {', '.join(arguments)}."
+                    f"tool {self.name} has no argument {name!r:.80}.{near} It has "
+                    f"{', '.join(arguments)}."
                 )
             if value is not None:
                 arguments[name].check(value)

@@ -135,11 +135,11 @@ def test_a_comparison_has_worse_changes_first() -> None:
         exit_code=0,
         verdict=Verdict.PROBLEMS,
         summary="",
-        figures=Figures(comparison=read_changes(changes)),
+        figures=Figures(comparisons=(read_changes(changes),)),
     )
     document = json.loads(encode_result(result))
     VALIDATOR.validate(document)
-    comparison = document["figures"]["comparison"]
+    comparison = document["figures"]["comparisons"][0]
     is_worse = [change.get("is_worse") for change in comparison["changes"]]
     assert True in is_worse
     assert is_worse == sorted(is_worse, key=lambda worse: (not worse, worse is None))

@@ -14,8 +14,8 @@ from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
 from shardscope.report.model.traffic_totals import Facet, IdenticalRanks, TrafficTotals, sum_traffic
+from shardscope.report.text.communication import describe_kinds
 from shardscope.report.text.memory_profile import most_bytes
-from shardscope.report.text.module_table import describe_kinds
 
 PHASES = tuple(Phase)
 

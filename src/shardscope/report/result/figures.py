@@ -389,7 +389,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     diagnoses: tuple[DiagnosisFigures, ...] = ()
     phases: tuple[PhaseFigures, ...] = ()
     stops: tuple[StopFigures, ...] = ()
-    comparison: ComparisonFigures | None = None
+    comparisons: tuple[ComparisonFigures, ...] = ()
     contract: ContractFigures | None = None
     table: TableFigures | None = None
 
