@@ -198,7 +198,8 @@ def print_traceback(error: BaseException) -> None:
 def write_out(chunks: Iterable[bytes]) -> None:
     """Send bytes to standard output."""
     with writing_out():
-        sys.stdout.buffer.writelines(chunks)
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
 
 
 def _open_console() -> Console:

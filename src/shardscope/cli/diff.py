@@ -22,7 +22,7 @@ from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.annotations import annotate_changes, find_program
 from shardscope.report.result.figures import Figures
-from shardscope.report.result.recording_figures import read_changes
+from shardscope.report.result.recording_figures import read_changes, summarize_changes
 
 _FORMATS = ("text", "json", "markdown", *CI_FORMATS)
 
@@ -107,7 +107,7 @@ def command(
     if result := current_json():
         result.add_figures(
             Figures(comparisons=(read_changes(changes),)),
-            str(changes).partition("\n")[0],
+            summarize_changes(changes),
             has_problems=bool(reasons) or any(row.is_worse for row in changes.rows),
             more=[shlex.join(["shardscope", "diff", before, after, "--format", "json"])],
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, final
 
 import click
+from msgspec.structs import replace
 
 from shardscope.record import Recording
 from shardscope.record.text import sanitize_text
@@ -147,12 +148,13 @@ class ResultBuilder:
 
         if self._recording is not None:
             parts = summarize_recording(self._recording)
+            is_same = parts.run.command == self._command
             return {
                 "summary": parts.summary,
                 "findings": parts.findings,
                 "gaps": parts.gaps,
                 "figures": parts.figures,
-                "run": parts.run,
+                "run": replace(parts.run, command="") if is_same else parts.run,
                 "has_problems": parts.has_problems,
             }
         if self._figures is not None:

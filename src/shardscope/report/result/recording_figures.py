@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from shardscope.record import MemoryKind, Recording, Slice, TensorLayout, format_ranks
 from shardscope.record.layer_names import fold_layers, join_layers
 from shardscope.record.recording import name_axis
+from shardscope.record.units import plural
 from shardscope.report.compare.changes import Change, Changes, hide_input_rows, name_path
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import NO_MODULE, build_tree, fold_repeated_layers
@@ -285,6 +286,20 @@ def read_changes(changes: Changes) -> ComparisonFigures:
         changes=tuple(map(_read_change, rows)),
         notes=changes.notes,
     )
+
+
+def summarize_changes(changes: Changes) -> str:
+    """The number of changes, and the totals of the areas that changed, on one line."""
+    num_changes = sum(row.repeat for row in changes.rows)
+    num_worse = sum(row.repeat for row in changes.rows if row.is_worse)
+    worse = f"{num_worse:,} worse" if num_worse else "none worse"
+    head = f"{plural(num_changes, 'change')}, {worse}" if num_changes else "no change"
+    totals = [
+        f"{total.area}: {total.before} → {total.after}"
+        for total in changes.totals
+        if changes.of(total.area)
+    ]
+    return "; ".join([f"{changes.before} → {changes.after}: {head}", *totals])
 
 
 def _order_change(row: Change) -> tuple[bool, bool]:

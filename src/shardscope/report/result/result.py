@@ -85,7 +85,7 @@ class FileEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which run the figures are of; `checks` says which instruments looked for problems."""
+    """Which run the figures are of; `command` recorded it, if another command did."""
 
     mesh: str
     world_size: int
@@ -93,7 +93,6 @@ class RunEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_simulated: bool
     torch_version: str
     instruments: tuple[str, ...]
-    checks: str
     command: str = ""
 
 
@@ -185,7 +184,6 @@ def _read_run(recording: Recording) -> RunEntry:
         is_simulated=run.is_simulated,
         torch_version=run.torch_version,
         instruments=run.instruments,
-        checks=describe_checks(recording),
         command=run.command,
     )
 
