@@ -51,8 +51,9 @@ _VERBS = {
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
+    "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI, Parquet or spreadsheets.",
+    "query": "Run an SQL query on the tables of recordings.",
     "mcp": "Serve the commands to a coding agent as tools (Model Context Protocol).",
-    "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI or spreadsheets.",
 }
 
 

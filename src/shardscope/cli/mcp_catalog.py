@@ -214,6 +214,20 @@ TOOLS = (
         runs_code=False,
     ),
     Tool(
+        name="query",
+        title="Query recordings with SQL",
+        text="Run one SQL SELECT (DuckDB) over the tables of recordings: collectives, modules, "
+        "findings, memory and others. Use it for what no other tool answers, and for what "
+        "`truncated` left out. Without sql it lists all tables and columns. A query cannot read "
+        "anything else.",
+        arguments=(
+            _text("sql", "SELECT axis, sum(wire_bytes) FROM collectives GROUP BY 1"),
+            _list("files", "Recordings; of several, tables have a column `recording`."),
+        ),
+        runs_code=False,
+        without_arguments="--tables",
+    ),
+    Tool(
         name="show",
         title="Read a recording",
         text="The summary of recordings that exist already, optionally of some modules only. Use "

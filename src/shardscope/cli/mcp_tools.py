@@ -79,7 +79,8 @@ class Tool(Struct, frozen=True, kw_only=True):
     """A command as a tool of agents.
 
     `runs_code` means that it executes the user's program. `takes_program` means that a program
-    may be given instead of a target; the program of `run` is required.
+    may be given instead of a target; the program of `run` is required. `without_arguments` is the
+    option of a call that has no arguments.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     arguments: tuple[Argument, ...]
     runs_code: bool = True
     takes_program: bool = False
+    without_arguments: str = ""
 
     def make_schema(self) -> dict[str, Any]:
         """The JSON Schema of the arguments."""
@@ -125,6 +127,8 @@ class Tool(Struct, frozen=True, kw_only=True):
             if name in values and name in written:
                 place = words if arguments[name].option else positional
                 place.extend(arguments[name].write(values[name]))
+        if self.without_arguments and not positional:
+            words.append(self.without_arguments)
         program = ["--", *values["program"]] if values.get("program") else []
         return [*words, *positional, *program]
 

@@ -8,12 +8,11 @@ of the layer's number. A `line` is `file:line` of the user's program, and `code`
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from shardscope.record import Source
-
-Scalar = str | int | float | bool | None
-"""A cell of a table that a query returns."""
 
 
 class TrafficFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -368,11 +367,11 @@ class ContractFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TableFigures(Struct, frozen=True, kw_only=True):
-    """The rows that a query returns; `num_rows` counts all of them."""
+    """The rows that a query returns, each a list of cells; `num_rows` counts all of them."""
 
     columns: tuple[str, ...]
     num_rows: int
-    rows: tuple[tuple[Scalar, ...], ...]
+    rows: tuple[tuple[Any, ...], ...]
 
 
 class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
