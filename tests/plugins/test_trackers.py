@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 import sample_recordings as samples
-from shardscope import load
+from shardscope import load, simulate
 from shardscope.errors import PluginError
 from shardscope.plugins import mlflow as our_mlflow
 from shardscope.plugins import tensorboard as our_tensorboard
 from shardscope.plugins import wandb as our_wandb
+from shardscope.plugins.callback_base import StepRecorder
+from shardscope.plugins.lightning import ShardscopeCallback as LightningCallback
 from shardscope.plugins.trackers import find_trackers, log_everywhere
+from shardscope.plugins.transformers import ShardscopeCallback as TransformersCallback
 from shardscope.report.export.metrics import list_scalars, list_tables
-from trained_models import leaving_torch_alone
+from trained_models import leaving_torch_alone, make_net, shard_net
 from wandb_files import find_offline_run, read_history, read_records
 
 
@@ -69,6 +73,7 @@ def test_a_wandb_run_gets_metrics_tables_the_page_and_an_artifact(
         our_wandb.log(recording, step=7)
         assert run.step == 1  # the run's own next row, not one of ours
         run.log({"loss": 1.0})
+    wandb.teardown()  # until then its service may not have written everything
     path = find_offline_run(tmp_path)
     records = list(read_records(path))
     first, row = read_history(records)
@@ -169,3 +174,63 @@ def test_tables_have_the_costliest_rows_and_safe_texts() -> None:
     texts = [cell for table in tables.values() for row in table.rows for cell in row]
     assert all(text.isprintable() for text in texts if isinstance(text, str))
     assert list_tables(samples.make_recording()) == {}
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataload")
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated")
+def test_lightnings_loggers_get_the_step(wandb: Any, mlflow: Any, tmp_path: Path) -> None:
+    lab = import_module("lightning_models")
+    loggers = lab.pl.loggers
+    tracking_uri = (tmp_path / "mlruns").as_uri()
+    run_logger = loggers.MLFlowLogger(tracking_uri=tracking_uri)
+    with simulate(mesh={"dp": 2, "tp": 2}) as world:
+        lab.fit(
+            lab.Learner(shard_net(make_net(), world)),
+            LightningCallback(3, output=tmp_path / "run.json"),
+            log_every_n_steps=1,
+            logger=[
+                loggers.TensorBoardLogger(str(tmp_path / "events"), version=0),
+                run_logger,
+                loggers.WandbLogger(save_dir=str(tmp_path), offline=True),
+            ],
+        )
+    wandb.finish()
+    wandb.teardown()
+    count = len(load(tmp_path / "run-0.json").collectives)
+    events = EventAccumulator(str(tmp_path / "events" / "lightning_logs" / "version_0")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("shardscope/comm/count")] == [(3, count)]
+    data = mlflow.MlflowClient(tracking_uri).get_run(run_logger.run_id).data
+    assert data.metrics["shardscope/comm/count"] == count
+    rows = read_history(list(read_records(find_offline_run(tmp_path))))
+    assert [row["shardscope/comm/count"] for row in rows if "shardscope/step" in row] == [count]
+
+
+def test_loggers_of_hugging_faces_trainer_get_the_step(mlflow: Any, tmp_path: Path) -> None:
+    lab = import_module("transformers_models")
+    arguments = lab.TrainingArguments(
+        str(tmp_path / "trainer"),
+        max_steps=2,
+        report_to=["tensorboard", "mlflow"],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    callback = TransformersCallback(2, output=tmp_path / "run.json")
+    lab.Trainer(
+        lab.make_regression(), arguments, train_dataset=lab.make_vectors(), callbacks=[callback]
+    ).train()
+    (path,) = (tmp_path / "trainer").rglob("*tfevents*")
+    events = EventAccumulator(str(path.parent)).Reload()
+    assert events.Scalars("shardscope/run/world_size")[0].step == 2
+    (run,) = mlflow.search_runs(output_format="list")
+    assert run.data.metrics["shardscope/run/world_size"] == 1
+
+
+def test_a_recording_can_be_kept_out_of_the_trackers(mlflow: Any, tmp_path: Path) -> None:
+    recorder = StepRecorder(1, tmp_path / "run.json", log=False)
+    with mlflow.start_run() as run:
+        recorder.resume(make_net())
+        recorder.finish()
+    assert load(tmp_path / "run.json").run.instruments == ("trace",)
+    assert mlflow.MlflowClient().get_run(run.info.run_id).data.metrics == {}

@@ -110,11 +110,11 @@ class StepRecorder:
             self._is_entered = False
             self._trace.__exit__(None if error is None else type(error), error, None)
 
-    def end_step(self, num_done: int) -> None:
+    def end_step(self, num_done: int, *gaps: Gap) -> None:
         """Pause after a step, and write the recording if `num_done` steps include the last."""
         self.pause()
         if num_done >= self._last_step:
-            self.finish()
+            self.finish(*gaps)
 
     def finish(self, *gaps: Gap) -> None:
         """Write the recording; nothing more is recorded."""

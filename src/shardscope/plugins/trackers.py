@@ -99,6 +99,8 @@ def _find_tracker(logger: Any) -> Tracker | None:
             return log_to_wandb(logger.experiment)
         case "MLFlowLogger":
             return log_to_mlflow(logger.run_id, client=logger.experiment)
+        case "TensorBoardLogger" if hasattr(logger, "writer"):  # torchtitan's
+            return log_to_tensorboard(logger.writer)
         case "TensorBoardLogger":
             return log_to_tensorboard(logger.experiment)
         case "TensorBoardCallback" if logger.tb_writer is not None:

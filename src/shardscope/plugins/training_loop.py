@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, Unpack, final
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from shardscope._torch.modules import is_compiled
+from shardscope._torch.module_calls import watch_module_calls
 from shardscope.errors import PluginError
 from shardscope.plugins.callback_base import (
     RecorderOptions,
@@ -36,8 +37,8 @@ def observe(
     """Record a step of the training loop that follows.
 
     A step begins when the model is called in training mode and ends when each of the optimizers
-    has stepped. Besides the recorded step, only the optimizers' steps are counted, by a hook that
-    is removed afterwards. Errors of ours are warnings, and training continues.
+    has stepped. In other steps only the optimizers' steps are counted, by a hook that is removed
+    after the recorded one. Errors of ours are warnings, and training continues.
 
     Args:
         model: The model that the loop calls, as DDP or FSDP has wrapped it; or several.
@@ -83,7 +84,7 @@ class LoopObserver:
         self._stepped: set[int] = set()
         self._num_done = 0
         self._handles: list[RemovableHandle] = []
-        self._forward_handles: list[RemovableHandle] = []
+        self._waiting = ExitStack()  # in which module calls are watched
         # Training is over when its optimizer is collected, or the process ends.
         weakref.finalize(optimizers[0], close_quietly, recorder)
         self._begin(optimizers)
@@ -134,31 +135,41 @@ class LoopObserver:
 
     def _wait_for_forward(self) -> None:
         """Begin with the next call of a model, if the next step is to be recorded."""
-        if not self.recorder.wants(self._num_done):
-            return
-        if any(map(is_compiled, self._models)):
-            self.recorder.resume(self._name_models())  # a hook of ours would become part of a graph
-            return
-        self._forward_handles = [
-            model.register_forward_pre_hook(self._on_forward, prepend=True)
-            for model in self._models
-        ]
+        if self.recorder.wants(self._num_done):
+            self._waiting.close()
+            self._waiting.enter_context(watch_module_calls(_CallWatcher(self)))
 
     @never_raise
-    def _on_forward(self, module: nn.Module, args: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            self._remove(self._forward_handles)
-            self.recorder.resume(self._name_models())
+    def on_call(self, module: nn.Module) -> None:
+        """Begin to record if this is the first call of a model in training."""
+        is_training = module.training and torch.is_grad_enabled()
+        if is_training and any(module is model for model in self._models):
+            try:
+                self.recorder.resume(self._name_models())
+            finally:
+                self._waiting.close()
 
     def _name_models(self) -> Any:
         return self._models[0] if len(self._models) == 1 else self._models
 
     def _stop(self) -> None:
-        self._remove(self._handles)
-        self._remove(self._forward_handles)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._waiting.close()
         self._models = []
 
-    def _remove(self, handles: list[RemovableHandle]) -> None:
-        for handle in handles:
-            handle.remove()
-        handles.clear()
+
+@final
+class _CallWatcher:
+    """Reports module calls to an observer; a trace that it starts sees the call, too."""
+
+    def __init__(self, observer: LoopObserver) -> None:
+        self._observer = observer
+
+    def enter(self, module: nn.Module) -> None:
+        """A module is called."""
+        self._observer.on_call(module)
+
+    def exit(self, module: nn.Module) -> None:
+        """Calls may end unnoticed."""
