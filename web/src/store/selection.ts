@@ -74,13 +74,10 @@ function parseRange(text: string | undefined): CallRange | null {
   return { along: match[3] ? "time" : "order", low: Number(match[1]), high: Number(match[2]) };
 }
 
-/** Selects collectives between two positions in every view; null selects all. */
-export function selectRange(range: CallRange | null): void {
-  select("range", range && formatRange(range));
-}
-
-function formatRange({ along, low, high }: CallRange): string {
-  return `${Math.max(Math.ceil(low), 0)}-${Math.max(Math.floor(high), 0)}${along === "time" ? "ns" : ""}`;
+/** The text of a range in the address: its collectives are those inside of it. */
+export function formatRange({ along, low, high }: CallRange): string {
+  const first = Math.max(Math.ceil(low), 0);
+  return `${first}-${Math.max(Math.floor(high), first)}${along === "time" ? "ns" : ""}`;
 }
 
 /** Facets that select something. */
