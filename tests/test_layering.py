@@ -77,8 +77,8 @@ ALLOWED = {
     "plugins": EVERYTHING_BELOW_CLI | {"testing"},
     "testing": {"plugins"},
     "__main__": {"cli"},
-    # The public API, whose names load when first used.
-    "__init__": EVERYTHING_BELOW_CLI,
+    # The public API, whose names load when first used, and the magics of notebooks.
+    "__init__": EVERYTHING_BELOW_CLI | {"plugins"},
 }
 
 TORCHLESS = ("record", "contract", "report", "errors", "version", "drawing")
