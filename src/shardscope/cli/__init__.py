@@ -20,6 +20,7 @@ from shardscope.version import __version__
 __all__ = ["main"]
 
 _FAILED = 2  # exit code
+_COMPLETION = "_SHARDSCOPE_COMPLETE"
 _EXAMPLES = (
     "shardscope demo",
     "shardscope trace train.py --mesh dp=8,tp=4",
@@ -45,6 +46,8 @@ _VERBS = {
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
+    "doctor": "Print versions, and try what works on this machine.",
+    "completion": "Print a script that completes commands and options in your shell.",
     "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI or spreadsheets.",
 }
 
@@ -59,6 +62,10 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
+        if _COMPLETION in os.environ:  # a shell asks at each press of Tab: without torch
+            command = import_module("shardscope.cli.completion").load_command(cmd_name)
+            assert command is None or isinstance(command, click.Command)
+            return command
         # Most commands import torch, which may take seconds.
         show_progress = import_module("shardscope.cli.console").show_progress
         with show_progress(f"starting {cmd_name}", is_shown=is_first()):

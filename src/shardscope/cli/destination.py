@@ -28,7 +28,8 @@ A command that runs a program (demo, run, trace, audit, visualize, memory, cover
 parity, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where
 NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
 (NAME-2). report and export save a file next to the recording, contract record saves
-shardscope.toml. show, tui, diff and contract check save nothing.
+shardscope.toml, init a target or files for CI. ci keeps its files in a folder if -o names one.
+show, tui, diff, contract check, doctor and completion save nothing.
 
 -o OUT names another file; {rank} in it becomes the rank. An existing file is overwritten only with
 --force. Each file is printed as "saved FILE".
