@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import click
 import msgspec
@@ -112,6 +112,7 @@ def _make_parameter(entry: ParameterEntry) -> click.Parameter:
     return click.Option(entry.names, type=kind, help=entry.help, multiple=entry.is_multiple)
 
 
+@final
 class _FileName(click.ParamType[str]):
     """A file with one of some endings; folders lead to it."""
 

@@ -95,7 +95,8 @@ def check_simulated_world() -> str:
     from torch import nn
     from torch.distributed.fsdp import fully_shard
 
-    from shardscope import simulate, trace
+    from shardscope.comm.trace import trace
+    from shardscope.world import simulate
 
     with simulate({"dp": 4}, device="cuda") as world:
         with torch.device("meta"):
