@@ -20,6 +20,7 @@ from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.record.files import name_for_rank
+from shardscope.record.parquet import encode_parquet
 from shardscope.record.units import plural
 from shardscope.report.export.annotations import annotate_findings
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
@@ -73,6 +74,7 @@ _ENDINGS = {
     "chrome": ".chrome.json",
     "tensorboard": ".tfevents",
     "chakra": ".{rank}.et",
+    "parquet": ".parquet",
     "csv": ".csv",
     "json": ".json",
     "markdown": ".md",
@@ -137,7 +139,8 @@ def command(
     The formats perfetto and chrome are the same trace, which opens in https://ui.perfetto.dev and
     in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
     trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups. The
-    formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI.
+    formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI. The
+    formats parquet and json are recordings again, which every command reads.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
@@ -166,6 +169,7 @@ def _choose_renderer(
         "tensorboard": partial(render_tensorboard, step=step or 0),
         "csv": partial(render_table, name=table or "collectives"),
         "json": encode_pieces,
+        "parquet": lambda recording: iter([encode_parquet(recording)]),
     }
     return renderers[form]
 
@@ -263,6 +267,6 @@ def _name_output(file: str, form: str, table: str | None) -> str:
     target = name_after(file, f".{table}{_ENDINGS[form]}" if table else _ENDINGS[form])
     if target == str(Path(file)):
         raise OutputError(
-            f"'{file}' is JSON already and would be overwritten. Name another file with -o."
+            f"'{file}' has that format already and would be overwritten. Name another file with -o."
         )
     return target
