@@ -10,8 +10,7 @@ from typing import Any, final
 import click
 
 from shardscope._torch.logs import failed_ops_unlogged
-from shardscope.cli.console import buffer_torch_lines, explain_stdout, silence_stdout
-from shardscope.cli.launch import is_first
+from shardscope.cli.console import buffer_torch_lines, explain_stdout, is_first, silence_stdout
 from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
 from shardscope.record.text import sanitize_text
@@ -43,8 +42,10 @@ _VERBS = {
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
+    "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
-    "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
+    "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI, Parquet or spreadsheets.",
+    "query": "Run an SQL query on the tables of recordings.",
 }
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 import click
 
 from shardscope.cli.build_model import BuiltModel, build_model, choose_device, explain_failure
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, is_first, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.launch import is_first
 from shardscope.cli.mesh_option import choose_axes
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (

@@ -1,6 +1,7 @@
 """Prints to the terminal, standard output and standard error, and computes exit codes.
 
-Lines that torch writes to standard error are held back until the command ends.
+Lines that torch writes to standard error are held back until the command ends. Of the processes
+that a launcher such as torchrun started, the first prints (`is_first`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
 from shardscope.record.text import GuardedFile, sanitize_text
 
+# What torch.distributed needs to meet the others; RANK alone may be left over from anything.
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Packages that write to standard error for their callers.
 _WRITERS = ("logging", "traceback", "contextlib", "shardscope")
 
@@ -209,3 +212,26 @@ def exit_code(recording: Recording, *, is_strict: bool = False) -> int:
     """1 for a finding that is a warning or an error, or, if strict, for a gap; else 0."""
     has_finding = any(finding.severity is not Severity.INFO for finding in recording.findings)
     return int(has_finding or (is_strict and bool(recording.gaps)))
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or something like it, started this process as one of several."""
+    numbers = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return all(os.environ.get(name) for name in _LAUNCHER_VARIABLES) and all(
+        map(str.isdecimal, numbers)
+    )
+
+
+def launched_rank() -> int:
+    """This process's rank, as it was launched."""
+    return int(os.environ["RANK"])
+
+
+def num_launched() -> int:
+    """How many processes were launched."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: it is rank 0, or there are no others."""
+    return not is_launched() or launched_rank() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from shardscope.cli.annotations import CI_FORMATS, render_annotations
 from shardscope.cli.console import print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
 from shardscope.cli.shared_options import no_fold_option
@@ -17,8 +18,9 @@ from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.export.annotations import annotate_changes, find_program
 
-_FORMATS = ("text", "json", "markdown")
+_FORMATS = ("text", "json", "markdown", *CI_FORMATS)
 
 
 @click.command(
@@ -60,7 +62,7 @@ _FORMATS = ("text", "json", "markdown")
     type=click.Choice(_FORMATS),
     default="text",
     show_default=True,
-    help="Output format.",
+    help="Output format; github, sarif and gitlab have only what got worse.",
 )
 @no_fold_option
 @click.pass_context
@@ -95,7 +97,11 @@ def command(
         changes = changes.only_areas(chosen_areas)
     if module is not None:
         changes = _select(changes, module)
-    _print(changes, form, is_complete=no_fold)
+    if form in CI_FORMATS:
+        annotations = list(annotate_changes(changes, fallback=find_program(recordings[1]) or after))
+        write_out(render_annotations(annotations, form, category="diff"))
+    else:
+        _print(changes, form, is_complete=no_fold)
     reasons = list(find_reasons(changes, triggers))
     if reasons:
         click.echo(sanitize_text(f"shardscope: --fail-on matched: {', '.join(reasons)}"), err=True)

@@ -16,9 +16,8 @@ from torch import nn
 from shardscope._torch.dynamo_caches import quiet_compiler
 from shardscope._torch.modules import is_compiled
 from shardscope.cli.build_model import Report, build_model, explain_failure, user_code
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, is_first, is_launched, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.launch import is_first, is_launched
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import force_option, mesh_option, output_option, strict_option

@@ -16,9 +16,15 @@ from shardscope.cli.build_model import (
     choose_device,
     explain_failure,
 )
-from shardscope.cli.console import exit_code, print_traceback, show_progress
+from shardscope.cli.console import (
+    exit_code,
+    is_first,
+    is_launched,
+    launched_rank,
+    print_traceback,
+    show_progress,
+)
 from shardscope.cli.destination import Destination, check_rank_in_name, print_saved
-from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh_option import choose_axes
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (

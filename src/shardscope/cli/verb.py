@@ -14,6 +14,21 @@ FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is
 PROGRAM = "shardscope.program"
 """The key, in the `meta` of a click context, of the words after `--`: a program and arguments."""
 
+PROGRAM_VERBS = (
+    "run",
+    "trace",
+    "audit",
+    "visualize",
+    "memory",
+    "coverage",
+    "parallelize",
+    "parity",
+    "explain",
+    "diagnose",
+    "demo",
+)
+"""The commands that run a program and save a recording as `-o` says."""
+
 EXIT_CODES = {
     0: "Success. Commands that only display (show, report, tui, export, diff, visualize, demo) "
     "have no other code unless an option such as --strict or --fail-on asks for a check.",

@@ -8,6 +8,7 @@ import { Alert } from "./alert";
 import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
 import { KeyHelp, useKeys } from "./keys";
+import { SelectionBar } from "./selection_bar";
 import { Tabs } from "./tabs";
 
 export function App() {
@@ -22,6 +23,7 @@ export function App() {
       <Header />
       <Tabs />
       <Alert />
+      <SelectionBar />
       <main>
         <div
           id="view"

@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.record import Record
+from shardscope.record import Record, Source
 from shardscope.record.patterns import matches_inside
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
@@ -72,6 +72,7 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
     repeat: int = 1
     is_worse: bool | None = None  # None where neither is better
     because: str = ""
+    source: Source | None = None  # of the second recording, where a line is known
 
     @property
     def status(self) -> Status:

@@ -19,6 +19,7 @@ from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.html.communication_rows import make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
+from shardscope.report.html.earlier_modules import make_earlier
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import (
@@ -94,6 +95,9 @@ def build_page(
     changes = compare(against, recording, titles=titles) if against else None
     if changes is not None:
         verdict = verdict.with_concern(judge_changes(changes))
+    modules = make_modules(recording, tree)
+    if against:
+        modules = replace(modules, earlier=make_earlier(modules, recording, against))
     page = Page(
         run=make_run(recording, files),
         verdict=make_verdict(
@@ -107,7 +111,7 @@ def build_page(
         facts=make_facts(recording, rank_sets),
         findings=make_findings(recording, index, tree.subjects),
         gaps=make_gaps(recording),
-        modules=make_modules(recording, tree),
+        modules=modules,
         communication=make_communication(recording, rank_sets, index),
         sharding=make_sharding(recording, index),
         coverage=make_coverage(recording, index),

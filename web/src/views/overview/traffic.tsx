@@ -1,5 +1,4 @@
 /** What a rank sends: the causes that send most, with their lines, and bytes by axis and phase. */
-import type { CauseRow, Communication } from "../../page";
 import { Bar } from "../../parts/bar";
 import { heatColor } from "../../parts/colors";
 import { ModuleLink } from "../../parts/module_link";
@@ -9,33 +8,39 @@ import { Term } from "../../parts/term";
 import { formatBytes, formatBytesCell, formatShare, pluralize } from "../../parts/units";
 import { page } from "../../store/page";
 import { hrefTo } from "../../store/route";
+import { selectAll, selectedFacets, selectionHref } from "../../store/selection";
+import { isOfSeveralRanks, selectedTraffic, sumRows, type TrafficSum } from "../../store/traffic";
+import { type CauseRow, causeRows, selectedCauses } from "../communication/cause_rows";
 
 const NUM_CAUSES = 5;
 const HOT_SHARE = 0.6; // above this the background is strong and the text light
 
 export function TrafficOverview() {
-  const { communication } = page.value;
-  if (!communication?.cause_rows.length) return null;
+  if (!page.value.communication?.traffic.count.length) return null;
   return (
     <>
-      <Causes communication={communication} />
-      <AxisPhases communication={communication} />
+      <Causes />
+      <AxisPhases />
     </>
   );
 }
 
-function Causes({ communication }: { communication: Communication }) {
-  const { cause_rows: rows, ranks } = communication;
-  const total = Math.max(...ranks.map((row) => row.wire_bytes), 0);
+function Causes() {
+  const figures = selectedCauses.value;
+  const rows = causeRows.value
+    .map((row, at) => ({ row, figure: figures[at]! }))
+    .filter(({ figure }) => figure.count > 0)
+    .sort((a, b) => b.figure.wire_bytes - a.figure.wire_bytes);
   const shown = rows.slice(0, NUM_CAUSES);
-  const max = Math.max(...shown.map((row) => row.wire_bytes));
+  const max = Math.max(0, ...shown.map(({ figure }) => figure.wire_bytes));
   return (
     <Panel
       title="What sends most"
       note={
         <>
-          of {formatBytes(total)} <Term word="wire bytes">sent</Term> by{" "}
-          {ranks.length > 1 ? "the busiest rank" : "a rank"}
+          of {formatBytes(selectedTraffic.value.wire_bytes)} <Term word="wire bytes">sent</Term> by{" "}
+          {isOfSeveralRanks.value ? "the busiest rank" : "a rank"}
+          {selectedFacets.value.length > 0 && " in what is selected"}
         </>
       }
       controls={
@@ -45,8 +50,8 @@ function Causes({ communication }: { communication: Communication }) {
       }
     >
       <ol class="top-causes">
-        {shown.map((row, i) => (
-          <Cause key={i} row={row} words={communication.causes[row.cause]!} {...{ max, total }} />
+        {shown.map(({ row, figure }) => (
+          <Cause key={row.key} row={row} figure={figure} max={max} />
         ))}
       </ol>
     </Panel>
@@ -55,33 +60,42 @@ function Causes({ communication }: { communication: Communication }) {
 
 interface CauseProps {
   readonly row: CauseRow;
-  readonly words: string;
+  readonly figure: TrafficSum;
   readonly max: number;
-  readonly total: number;
 }
 
-function Cause({ row, words, max, total }: CauseProps) {
-  const [module] = row.modules;
+function Cause({ row, figure, max }: CauseProps) {
+  const words = page.value.communication!.causes[row.cause]!;
+  const modules = row.modules.filter((module) => module >= 0);
   return (
     <li class="top-cause">
       <div class="top-cause-figures">
         <Bar
-          value={row.wire_bytes}
+          value={figure.wire_bytes}
           max={max}
-          text={formatBytes(row.wire_bytes)}
-          color={row.is_implicit ? "var(--warn)" : undefined}
+          text={formatBytes(figure.wire_bytes)}
+          color={row.isImplicit ? "var(--warn)" : undefined}
         />
-        <span class="top-cause-share">{formatShare(row.wire_bytes, total)}</span>
+        <span class="top-cause-share">
+          {formatShare(figure.wire_bytes, selectedTraffic.value.wire_bytes)}
+        </span>
       </div>
       <div class="top-cause-words">
-        <span>{row.is_implicit ? <Term word="implicit redistribution">{words}</Term> : words}</span>
+        <a class="top-cause-link" href={selectionHref({ cause: words }, "communication")}>
+          {words}
+        </a>
+        {row.isImplicit && (
+          <span class="tone-warn top-cause-implicit">
+            <Term word="implicit redistribution">implicit</Term>
+          </span>
+        )}
         <span class="dim">
-          {row.what} ×{row.count}
+          {row.what} ×{figure.count}
         </span>
-        {module !== undefined && module >= 0 && (
+        {modules.length > 0 && (
           <span>
-            <ModuleLink module={module} view="communication" />
-            {row.modules.length > 1 && <span class="dim"> and {row.modules.length - 1} more</span>}
+            <ModuleLink module={modules[0]!} view="communication" />
+            {modules.length > 1 && <span class="dim"> and {modules.length - 1} more</span>}
           </span>
         )}
         <SourceLine source={row.source} isShort />
@@ -90,19 +104,20 @@ function Cause({ row, words, max, total }: CauseProps) {
   );
 }
 
-/** Bytes that a rank sends along each axis in each phase. */
-function AxisPhases({ communication }: { communication: Communication }) {
-  const { axes, phases, ranks, sums } = communication;
-  const hasTotals = ranks.length === 1; // cells of different ranks do not add up
-  const bytes = (axis: number, phase: number): number =>
-    sums
-      .filter((row) => (axis < 0 || row.axis === axis) && (phase < 0 || row.phase === phase))
-      .reduce((sum, row) => sum + row.wire_bytes, 0);
-  const usedAxes = [...axes.keys()].filter((axis) => sums.some((row) => row.axis === axis));
-  const usedPhases = [...phases.keys()].filter((phase) => sums.some((row) => row.phase === phase));
-  const max = Math.max(
-    ...usedAxes.flatMap((axis) => usedPhases.map((phase) => bytes(axis, phase))),
-  );
+/** Bytes that a rank sends along each axis in each phase; a cell selects its collectives. */
+function AxisPhases() {
+  const { axes, phases } = page.value.communication!;
+  const cells = sumRows(["axis", "phase"]);
+  const usedAxes = sorted(cells.map(({ values }) => values[0]!));
+  const usedPhases = sorted(cells.map(({ values }) => values[1]!));
+  const max = Math.max(0, ...cells.map(({ wire_bytes }) => wire_bytes));
+  const hasTotals = !isOfSeveralRanks.value; // cells of different ranks do not add up
+  const sum = (axis: number, phase: number): number =>
+    cells
+      .filter(
+        ({ values }) => (axis < 0 || values[0] === axis) && (phase < 0 || values[1] === phase),
+      )
+      .reduce((total, { wire_bytes }) => total + wire_bytes, 0);
   return (
     <Panel
       title="Bytes by axis and phase"
@@ -122,7 +137,7 @@ function AxisPhases({ communication }: { communication: Communication }) {
               </th>
               {usedPhases.map((phase) => (
                 <th key={phase} class="end">
-                  {phases[phase]}
+                  <Term word={phases[phase]!} />
                 </th>
               ))}
               {hasTotals && <th class="end">all</th>}
@@ -133,9 +148,14 @@ function AxisPhases({ communication }: { communication: Communication }) {
               <tr key={axis}>
                 <th scope="row">{axes[axis]}</th>
                 {usedPhases.map((phase) => (
-                  <Cell key={phase} value={bytes(axis, phase)} max={max} />
+                  <Cell
+                    key={phase}
+                    value={sum(axis, phase)}
+                    max={max}
+                    onClick={() => selectAll({ axis: axes[axis]!, phase: phases[phase]! })}
+                  />
                 ))}
-                {hasTotals && <td class="end">{formatBytesCell(bytes(axis, -1))}</td>}
+                {hasTotals && <td class="end">{formatBytesCell(sum(axis, -1))}</td>}
               </tr>
             ))}
             {hasTotals && usedAxes.length > 1 && (
@@ -143,10 +163,10 @@ function AxisPhases({ communication }: { communication: Communication }) {
                 <th scope="row">all</th>
                 {usedPhases.map((phase) => (
                   <td key={phase} class="end">
-                    {formatBytesCell(bytes(-1, phase))}
+                    {formatBytesCell(sum(-1, phase))}
                   </td>
                 ))}
-                <td class="end">{formatBytesCell(bytes(-1, -1))}</td>
+                <td class="end">{formatBytesCell(sum(-1, -1))}</td>
               </tr>
             )}
           </tbody>
@@ -156,14 +176,30 @@ function AxisPhases({ communication }: { communication: Communication }) {
   );
 }
 
-function Cell({ value, max }: { value: number; max: number }) {
+function sorted(positions: readonly number[]): number[] {
+  return [...new Set(positions)].sort((a, b) => a - b);
+}
+
+interface CellProps {
+  readonly value: number;
+  readonly max: number;
+  readonly onClick: () => void;
+}
+
+function Cell({ value, max, onClick }: CellProps) {
   const share = max ? value / max : 0;
-  const style = value
-    ? { background: heatColor(share), color: share > HOT_SHARE ? "var(--heat-text)" : undefined }
-    : undefined;
+  if (!value) return <td class="end dim">{formatBytesCell(0)}</td>;
   return (
-    <td class="end" style={style}>
-      {formatBytesCell(value)}
+    <td
+      class="end"
+      style={{
+        background: heatColor(share),
+        color: share > HOT_SHARE ? "var(--heat-text)" : undefined,
+      }}
+    >
+      <button type="button" title="select these collectives in every view" onClick={onClick}>
+        {formatBytesCell(value)}
+      </button>
     </td>
   );
 }
