@@ -26,6 +26,7 @@ from shardscope.cli.console import (
     print_out,
     show_progress,
 )
+from shardscope.cli.json_result import add_recording, current_json
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
@@ -79,6 +80,7 @@ class Destination:
         finally:  # a recording is saved even if it cannot be printed, and the reverse
             with show_progress("saving the recording", is_shown=is_first()):
                 self._path = self._save(recording)
+        add_recording(recording, [self._path])
         if is_first():
             print_line()
             print_saved(self._path)
@@ -111,6 +113,9 @@ def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> Non
 
 def print_saved(path: str | Path, note: str = "") -> None:
     """Print `saved FILE`, on a line of its own however long it is."""
+    if result := current_json():
+        result.add_file(path, note)
+        return
     print_line(f"saved {path} ({note})" if note else f"saved {path}")
 
 

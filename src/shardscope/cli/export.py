@@ -11,8 +11,9 @@ from types import MappingProxyType
 import click
 
 from shardscope.cli.annotations import render_annotations
-from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
+from shardscope.cli.json_result import add_recording, check_stdout_is_free, current_json
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
@@ -93,10 +94,11 @@ def _write_each_rank(
         for path, content in beside.items():
             write_file(content, path, force=force)
     first, *further = (str(name_for_rank(target, rank)) for rank in ranks)
-    if further:
+    if further and current_json() is None:
         print_saved(f"{first} … {further[-1]}", plural(len(ranks), "rank"))
     else:
-        print_saved(first)
+        for file in (first, *further):
+            print_saved(file)
     for path in beside:
         print_saved(path)
 
@@ -190,6 +192,7 @@ def command(
     _check_target(target, form, file, against, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
+    add_recording(recording, [file])
     _warn_of_gaps(recording)
     _warn_if_empty(recording, form, table or "collectives")
     if form == "chakra":
@@ -259,7 +262,9 @@ def _check_options(form: str, *, table: str | None, step: int | None, against: s
 def _check_target(target: str, form: str, file: str, against: str | None, *, force: bool) -> None:
     if form == "chakra":
         check_chakra(target)
-    elif target != "-":
+    elif target == "-":
+        check_stdout_is_free("-o -", "Name a file with -o.")
+    else:
         if form == "tensorboard":
             _check_event_file(target)
         check_distinct(target, [file, *filter(None, [against])])
@@ -287,7 +292,7 @@ def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
     if filled:
         remedy = f"These tables have rows: {', '.join(filled)}."
     fact = f"the recording has no {table}, so the table is empty"
-    click.echo(f"shardscope: {fact}. {remedy}", err=True)
+    print_note(f"{fact}. {remedy}")
 
 
 def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
@@ -299,13 +304,13 @@ def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
     else:
         fact = "collectives were not recorded, so the trace is empty. Export a recording of "
         fact += "shardscope trace."
-    click.echo(f"shardscope: {fact}", err=True)
+    print_note(fact)
 
 
 def _warn_of_gaps(recording: Recording) -> None:
     if recording.gaps:
         gaps = plural(len(recording.gaps), "gap")
-        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` lists them.", err=True)
+        print_note(f"the recording has {gaps}; `shardscope show` lists them.")
 
 
 def _name_output(file: str, form: str, table: str | None) -> str:
