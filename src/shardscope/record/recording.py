@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from enum import StrEnum
+from importlib import import_module
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -222,7 +224,12 @@ class Collective(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Finding(Record, frozen=True, kw_only=True, gc=False):
-    """A problem that was detected, with a remedy."""
+    """A problem that was detected, with a remedy.
+
+    What it costs is of one rank, the one that it costs most; None means not known.
+    `num_collectives` and `sent_bytes` are the collectives that it causes and their wire bytes,
+    `memory_bytes` the memory that it takes, or that its remedy saves at most.
+    """
 
     rule: str
     severity: Severity
@@ -231,6 +238,9 @@ class Finding(Record, frozen=True, kw_only=True, gc=False):
     remedy: str
     rank: Rank | None = None
     source: Source | None = None
+    num_collectives: Natural | None = None
+    sent_bytes: Natural | None = None
+    memory_bytes: Natural | None = None
 
 
 class Gap(Record, frozen=True, kw_only=True, gc=False):
@@ -322,6 +332,44 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     def _repr_html_(self) -> str:
         """The same, for notebooks."""
         return draw_inline(self)
+
+    def to_arrow(self, table: str = "collectives") -> Any:
+        """Make a `pyarrow.Table` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_arrow().group_by("axis").aggregate([("wire_bytes", "sum")])
+        """
+        return _import_arrow().make_arrow(self, table)
+
+    def to_pandas(self, table: str = "collectives") -> Any:
+        """Make a `pandas.DataFrame` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_pandas("parameters").groupby("dtype")["local_bytes"].sum()
+        """
+        return _import_arrow().make_pandas(self, table)
+
+    def to_polars(self, table: str = "collectives") -> Any:
+        """Make a `polars.DataFrame` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_polars().group_by("axis", "phase").agg(polars.col("wire_bytes").sum())
+        """
+        return _import_arrow().make_polars(self, table)
+
+
+def _import_arrow() -> Any:
+    """The module that makes tables of recordings; it imports this one."""
+    return import_module("shardscope.record.arrow")
 
 
 def list_calls_by_group(recording: Recording) -> dict[str, dict[int, list[Collective]]]:

@@ -1,11 +1,11 @@
-/** The header: what ran, and what applies to every view (search, selection, theme). */
+/** The header: what ran, and what applies to every view (search, theme). */
 import { SearchBox } from "../parts/search_box";
 import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
-import { search, setSearch } from "../store/search";
+import { changeRoute, navigate, route } from "../store/route";
+import { search, searchError, searchedPattern, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
 import { openKeyHelp, searchInput } from "./keys";
-import { SelectionChip } from "./selection_chip";
 
 export function Header() {
   const { run } = page.value;
@@ -24,12 +24,14 @@ export function Header() {
         </span>
       </div>
       <div class="header-tools">
-        <SelectionChip />
         <SearchBox
           value={search.value}
           onInput={setSearch}
           label="Search this page"
           hint="/"
+          error={searchError.value}
+          offer={searchedPattern.value && `Enter selects the modules that match, in every view.`}
+          onEnter={selectPattern}
           inputRef={searchInput}
         />
         <ThemeButton />
@@ -45,6 +47,11 @@ export function Header() {
       </div>
     </header>
   );
+}
+
+/** Selects the modules that the search matches, in place of the search. */
+function selectPattern(): void {
+  navigate(changeRoute(route.value, route.value.view, { m: searchedPattern.value, q: null }));
 }
 
 function Logo() {

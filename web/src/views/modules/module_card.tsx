@@ -1,7 +1,7 @@
 /** The selected module: its path, type and figures, with links to other views. */
-import { ModuleLink } from "../../parts/module_link";
 import { formatNumber } from "../../parts/units";
-import { listAncestors, moduleHref, moduleName } from "../../store/modules";
+import { ownCollectives } from "../../store/module_traffic";
+import { moduleHref, moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { VIEWS } from "..";
 import { isRecorded, MEASURES } from "./measures";
@@ -13,7 +13,7 @@ export function ModuleCard({ module }: { module: number }) {
   return (
     <section class="panel card" aria-label="selected module">
       <div class="card-head">
-        <Breadcrumbs module={module} />
+        <b class="mono wrap">{moduleName(module)}</b>
         <span class="dim">{modules.type[module]}</span>
         {modules.marks[module] && <span class="tree-marks">{modules.marks[module]}</span>}
       </div>
@@ -38,7 +38,9 @@ export function ModuleCard({ module }: { module: number }) {
         </div>
         <div class="card-what">
           <dt>own collectives</dt>
-          <dd>{isRecorded(modules, "wire") ? modules.what[module] || "none" : <NotRecorded />}</dd>
+          <dd>
+            {isRecorded(modules, "wire") ? ownCollectives.value[module] || "none" : <NotRecorded />}
+          </dd>
         </div>
       </dl>
       <nav class="card-links" aria-label="the module in other views">
@@ -56,21 +58,4 @@ export function ModuleCard({ module }: { module: number }) {
 
 function NotRecorded() {
   return <span class="dim">not recorded</span>;
-}
-
-function Breadcrumbs({ module }: { module: number }) {
-  const { modules } = page.value;
-  return (
-    <span class="trail">
-      {listAncestors(module).map((ancestor) => (
-        <span key={ancestor}>
-          <ModuleLink module={ancestor} text={modules.label[ancestor]!} />{" "}
-          <span class="dim">/ </span>
-        </span>
-      ))}
-      <b class="mono" title={moduleName(module)}>
-        {modules.label[module]}
-      </b>
-    </span>
-  );
 }
