@@ -79,11 +79,21 @@ class ModuleMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeat: int = 1
 
 
+class LineMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory at the peak that a line of the program allocated; no line is that of no program."""
+
+    num_bytes: int
+    kinds: dict[str, int]
+    line: str = ""
+    code: str = ""
+
+
 class MemoryFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of a step on the rank that needs most; an estimate, from tensors without data.
 
     `needed_bytes` is what a device must have: the peak and what CUDA takes beside it. `fits` says
-    whether that is at most `device_bytes`, and is left out where no device was named.
+    whether that is at most `device_bytes`, and is left out where no device was named. `kinds`,
+    `modules` and `lines` are what is in use at the peak.
     """
 
     rank: int
@@ -98,6 +108,7 @@ class MemoryFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fits: bool | None = None
     kinds: dict[str, int] = {}
     modules: tuple[ModuleMemory, ...] = ()
+    lines: tuple[LineMemory, ...] = ()
 
 
 class ParameterFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
