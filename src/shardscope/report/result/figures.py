@@ -385,6 +385,26 @@ class TableFigures(Struct, frozen=True, kw_only=True):
     rows: tuple[tuple[Any, ...], ...]
 
 
+class CheckFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a part of the installation works: ok, missing (and optional) or failed."""
+
+    name: str
+    status: str
+    detail: str = ""
+    disables: str = ""
+    remedy: str = ""
+
+
+class EnvironmentFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is installed, and what works here; a package without a version is not installed."""
+
+    python: str
+    platform: str
+    tested_torch: tuple[str, ...]
+    packages: dict[str, str | None]
+    checks: tuple[CheckFigures, ...] = ()
+
+
 class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured; a part that the command did not measure is left out."""
 
@@ -402,6 +422,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     comparisons: tuple[ComparisonFigures, ...] = ()
     contract: ContractFigures | None = None
     table: TableFigures | None = None
+    environment: EnvironmentFigures | None = None
 
 
 def name_line(source: Source | None) -> str:
