@@ -234,4 +234,12 @@ TOOLS = (
         arguments=(_FILES, _MODULE),
         runs_code=False,
     ),
+    Tool(
+        name="doctor",
+        title="Check the installation",
+        text="Versions of torch, shardscope and optional packages, and what works on this machine. "
+        "Use it when another tool fails for a reason that has nothing to do with the program.",
+        arguments=(),
+        runs_code=False,
+    ),
 )
