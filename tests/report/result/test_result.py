@@ -14,14 +14,15 @@ import large_recording
 import sample_recordings as samples
 from shardscope.record import Finding, Recording, Severity
 from shardscope.report.compare.compare_recordings import compare
-from shardscope.report.result.figures import Figures
+from shardscope.report.result.figures import Figures, TableFigures
 from shardscope.report.result.recording_figures import read_changes
 from shardscope.report.result.result import (
-    MAX_BYTES,
+    MAX_TOKENS,
     CommandResult,
     RecordingSummary,
     Verdict,
     encode_result,
+    estimate_tokens,
     summarize_recording,
 )
 from shardscope.report.result.schema import make_result_schema
@@ -46,7 +47,7 @@ def make_document(recording: Recording | RecordingSummary) -> dict[str, Any]:
         run=parts.run,
     )
     data = encode_result(result, ["shardscope show run.json"])
-    assert len(data) <= MAX_BYTES
+    assert estimate_tokens(data) <= MAX_TOKENS
     document = json.loads(data)
     VALIDATOR.validate(document)
     assert list(document) == list(CommandResult.__struct_fields__)
@@ -158,8 +159,27 @@ def test_long_texts_are_shortened_and_what_does_not_fit_is_dropped_last_entry_fi
     )
     data = encode_result(result)
     document = json.loads(data)
-    assert len(data) <= MAX_BYTES
+    assert estimate_tokens(data) <= MAX_TOKENS
     assert document["summary"].endswith("…")
     numbers = [int(message.split()[0]) for message in document["messages"]]
     assert numbers == list(range(len(numbers)))
     assert document["truncated"]["left_out"] == {"messages": 100 - len(numbers)}
+
+
+def test_a_table_of_numbers_counts_each_digit_as_a_token() -> None:
+    rows = tuple((number, 10**12 + number) for number in range(1_000))
+    table = TableFigures(columns=("order", "bytes"), num_rows=len(rows), rows=rows)
+    result = CommandResult(
+        shardscope_version="1",
+        command="c",
+        exit_code=0,
+        verdict=Verdict.OK,
+        summary="",
+        figures=Figures(table=table),
+    )
+    data = encode_result(result)
+    shown = json.loads(data)["figures"]["table"]["rows"]
+    assert shown == [list(row) for row in rows[: len(shown)]]
+    assert len(shown) > 100
+    assert sum(char in b"0123456789" for char in data) < MAX_TOKENS
+    assert json.loads(data)["truncated"]["left_out"] == {"figures.table.rows": 1_000 - len(shown)}

@@ -1,12 +1,13 @@
 """The JSON document that a command prints with `--json`, and the summary of a recording in it.
 
-The document has at most `MAX_BYTES`: of lists that are too long the last entries are left out and
-counted in `truncated`, with the commands that print them. That is at most 4,000 tokens: JSON with
-module names and byte counts has 2.2 to 3.5 bytes a token, least where each digit is a token.
+The document has at most `MAX_TOKENS`: of lists that are too long the last entries are left out and
+counted in `truncated`, with the commands that print them. Tokens are estimated from above: some
+tokenizers split numbers into digits, and other text of documents has at least 2.4 bytes a token.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -37,9 +38,10 @@ from shardscope.report.text.problems import describe_checks, fold_problem_ranks
 
 FORMAT: Final = "shardscope.result"
 SCHEMA: Final = 1
-MAX_BYTES = 8_500
+MAX_TOKENS = 4_000
+_BYTES_PER_TOKEN = 2.4  # of what is no digit
 _MAX_TEXT = 700  # characters of a single text
-_MAX_ITEMS = 60  # of a list, before its bytes are counted
+_MAX_ITEMS = 200  # of a list, before its tokens are counted
 _HALVED = ("findings", "error")  # lists whose entries are worth twice their bytes
 
 
@@ -222,7 +224,7 @@ def _read_gaps(recording: Recording) -> tuple[GapEntry, ...]:
 
 
 def encode_result(result: CommandResult, more: Sequence[str] = ()) -> bytes:
-    """Encode a result within `MAX_BYTES`, each top-level field and each list entry on its own line.
+    """Encode a result within `MAX_TOKENS`; fields and their entries have lines of their own.
 
     Args:
         result: The result.
@@ -238,24 +240,42 @@ def encode_result(result: CommandResult, more: Sequence[str] = ()) -> bytes:
         if left_out:
             document["truncated"] = {"left_out": dict(sorted(left_out.items())), "commands": more}
         data = _format_document(document)
-        if len(data) <= MAX_BYTES or not (path := _drop_entry(document)):
+        excess = estimate_tokens(data) - MAX_TOKENS
+        path, num_dropped = _drop_entries(document, excess) if excess > 0 else ("", 0)
+        if not num_dropped:
             return data
-        left_out[path] += 1
+        left_out[path] += num_dropped
 
 
-def _drop_entry(document: dict[str, Any]) -> str:
-    """Drop the last entry of the list that takes most room; return its path, empty if none is."""
-    sizes = {
-        path: len(encode_json(items)) // (2 if path in _HALVED else 1)
+def estimate_tokens(data: bytes) -> int:
+    """The most tokens that text takes: one for each digit, and 2.4 bytes of other text for one."""
+    num_digits = len(data) - len(data.translate(None, b"0123456789"))
+    return num_digits + math.ceil((len(data) - num_digits) / _BYTES_PER_TOKEN)
+
+
+def _drop_entries(document: dict[str, Any], excess: int) -> tuple[str, int]:
+    """Drop the last entries of the list that takes most room; return its path, and how many.
+
+    As many as have `excess` tokens together, or make another list the largest.
+    """
+    lists = {
+        path: items
         for path, items in _walk_lists(document)
         if items and not path.startswith("truncated")
     }
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    for path, items in _walk_lists(document):
-        if path == largest:
-            items.pop()
-            return largest
-    return ""
+    sizes = {
+        path: estimate_tokens(encode_json(items)) // (2 if path in _HALVED else 1)
+        for path, items in lists.items()
+    }
+    if not sizes:
+        return "", 0
+    largest, *others = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    wanted = min(excess, sizes[largest] - (sizes[others[0]] if others else 0))
+    num_dropped = 0
+    while lists[largest] and (wanted > 0 or not num_dropped):
+        wanted -= estimate_tokens(encode_json(lists[largest].pop()))
+        num_dropped += 1
+    return largest, num_dropped
 
 
 def _walk_lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
