@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -29,12 +29,14 @@ from shardscope.record.encoding import encode_json
 from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.record.units import plural
 from shardscope.report.model.finding_groups import group_findings
-from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
 from shardscope.report.result.figures import Figures, name_line, read_code
 from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.heading import list_run_facts, name_mesh
 from shardscope.report.text.key_metrics import list_key_metrics
-from shardscope.report.text.problems import describe_checks, fold_problem_ranks
+from shardscope.report.text.next_commands import suggest_commands
+from shardscope.report.text.problems import fold_problem_ranks
+from shardscope.report.text.verdict import NOTHING_JUDGED, RunVerdict, judge
 
 FORMAT: Final = "shardscope.result"
 SCHEMA: Final = 1
@@ -56,7 +58,10 @@ class Verdict(StrEnum):
 
 
 class FindingEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something to act on: where, what, and the remedy. `count` findings share the entry."""
+    """Something to act on: where, what, and the remedy. `count` findings share the entry.
+
+    What it costs a rank: collectives and the bytes that they send, or memory.
+    """
 
     rule: str
     severity: str
@@ -67,6 +72,9 @@ class FindingEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: str = ""
     line: str = ""
     code: str = ""
+    num_collectives: int | None = None
+    sent_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 class GapEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,6 +112,13 @@ class ErrorEntry(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class NextEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A command that is useful now, and the question that it answers."""
+
+    command: str
+    purpose: str = ""
+
+
 class Truncation(Struct, frozen=True, kw_only=True):
     """How many entries of which list were left out, and commands that print them."""
 
@@ -131,7 +146,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     figures: Figures = Figures()
     run: RunEntry | None = None
     files: tuple[FileEntry, ...] = ()
-    next: tuple[str, ...] = ()
+    next: tuple[NextEntry, ...] = ()
     messages: tuple[str, ...] = ()
     truncated: Truncation | None = None
 
@@ -144,6 +159,7 @@ class RecordingSummary(Struct, frozen=True, kw_only=True):
     gaps: tuple[GapEntry, ...]
     figures: Figures
     run: RunEntry
+    next: tuple[NextEntry, ...]
 
     @property
     def has_problems(self) -> bool:
@@ -151,19 +167,36 @@ class RecordingSummary(Struct, frozen=True, kw_only=True):
         return any(finding.severity != Severity.INFO for finding in self.findings)
 
 
-def summarize_recording(recording: Recording) -> RecordingSummary:
-    """Read a recording's key figures, findings and gaps; identical layers and ranks are folded."""
+def summarize_recording(recording: Recording, files: Sequence[str] = ()) -> RecordingSummary:
+    """Read a recording's key figures, findings and gaps; identical layers and ranks are folded.
+
+    `files` have the recording, for the commands that are suggested.
+    """
     rank_sets = fold_ranks(recording)
-    facts = ", ".join(list_run_facts(recording))
-    metrics = [metric.words.rstrip(".") for metric in list_key_metrics(recording, rank_sets)]
-    problems = [_describe_problems(recording)]
+    verdict = judge(recording, rank_sets)
     return RecordingSummary(
-        summary=". ".join(filter(None, [facts, *metrics, *problems])) + ".",
-        findings=tuple(map(_read_finding, group_findings(recording.findings))),
+        summary=_write_summary(recording, rank_sets, verdict),
+        findings=_order_findings(map(_read_finding, group_findings(recording.findings))),
         gaps=_read_gaps(recording),
         figures=read_figures(recording, rank_sets),
         run=_read_run(recording),
+        next=tuple(
+            NextEntry(command=item.command, purpose=item.purpose)
+            for item in suggest_commands(verdict, recording, files)
+        ),
     )
+
+
+def _write_summary(
+    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], verdict: RunVerdict
+) -> str:
+    """The verdict, the run, its key metrics, and the number of findings and gaps."""
+    is_judged = verdict.concerns[0].rule != NOTHING_JUDGED
+    judged = verdict.sentence if is_judged else verdict.unchecked_words
+    facts = ", ".join(list_run_facts(recording))
+    metrics = [metric.words.rstrip(".") for metric in list_key_metrics(recording, rank_sets)]
+    parts = [judged.rstrip("."), facts, *metrics, _describe_problems(recording)]
+    return ". ".join(filter(None, parts)) + "."
 
 
 def _describe_problems(recording: Recording) -> str:
@@ -174,7 +207,21 @@ def _describe_problems(recording: Recording) -> str:
         if counts[severity]
     )
     gaps = plural(len(recording.gaps), "gap") if recording.gaps else "no gaps"
-    return f"{found or 'no findings'} ({describe_checks(recording)}); {gaps}"
+    return f"{found or 'no findings'}; {gaps}"
+
+
+def _order_findings(findings: Iterable[FindingEntry]) -> tuple[FindingEntry, ...]:
+    """The gravest first, and of those the ones that cost most."""
+    order = [str(severity) for severity in Severity]
+    return tuple(
+        sorted(
+            findings,
+            key=lambda entry: (
+                order.index(entry.severity),
+                -(entry.sent_bytes or entry.memory_bytes or 0),
+            ),
+        )
+    )
 
 
 def _read_run(recording: Recording) -> RunEntry:
@@ -207,7 +254,20 @@ def _read_finding(group: Sequence[Finding]) -> FindingEntry:
         ranks=format_ranks(compress_ranks(ranks)),
         line=name_line(first.source),
         code=read_code(first.source),
+        num_collectives=_sum_cost(group, "num_collectives"),
+        sent_bytes=_sum_cost(group, "sent_bytes"),
+        memory_bytes=_sum_cost(group, "memory_bytes"),
     )
+
+
+def _sum_cost(group: Sequence[Finding], field: str) -> int | None:
+    """What findings of several layers cost the rank that they cost most; None is not known."""
+    sums: Counter[int | None] = Counter()
+    for finding in group:
+        cost = getattr(finding, field)
+        if cost is not None:
+            sums[finding.rank] += cost
+    return max(sums.values(), default=None)
 
 
 def _read_gaps(recording: Recording) -> tuple[GapEntry, ...]:
