@@ -24,7 +24,7 @@ from shardscope.record import load, save
 from shardscope.report.result.schema import make_result_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(make_result_schema())
-WITHOUT_JSON = {("tui",), ("mcp",), ("serve",)}
+WITHOUT_JSON = {("tui",), ("mcp",), ("serve",), ("completion",)}
 VERBS = {path: command for path, command in COMMANDS.items() if isinstance(command, Verb)}
 
 
@@ -88,6 +88,7 @@ def test_instruments_report_figures_and_the_files_that_they_saved(here: Path) ->
     assert figures["fits"] is False
     assert figures["needed_bytes"] > figures["device_bytes"] == 512 << 20
     assert sum(figures["kinds"].values()) == figures["peak_bytes"]
+    assert sum(line["num_bytes"] for line in figures["lines"]) == figures["peak_bytes"]
     assert too_large["verdict"] == "problems"
     assert too_large["findings"][0]["remedy"]
 
@@ -166,6 +167,7 @@ def test_a_program_that_fails_has_both_its_recording_and_its_error(here: Path) -
     document = run("trace", "train.py", "--mesh", "dp=4", exit_code=2)
     assert document["verdict"] == "failed"
     assert "ZeroDivisionError" in document["error"]["message"]
+    assert document["summary"].startswith("failed: see error. Recorded before: dp=4, rank 0 of 4")
     assert document["figures"]["communication"]["count"] == 2
     assert document["figures"]["stops"][0]["rank"] == 0
     assert (here / document["files"][0]["path"]).is_file()

@@ -118,6 +118,8 @@ class ResultBuilder:
             return
         parts = self._read_parts()
         is_failed = exit_code >= _FAILED
+        if is_failed and self._recording is not None:
+            parts["summary"] = f"failed: see error. Recorded before: {parts['summary']}"
         messages = self._messages if is_failed else [*self._errors, *self._messages]
         result = CommandResult(
             shardscope_version=__version__,
