@@ -19,6 +19,8 @@ PAGES = {
     "README.md": "tour.md",
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _DIRECTIVE = re.compile(
