@@ -125,6 +125,7 @@ def test_a_selection_filters_every_view_and_the_back_button_undoes_it(open_page,
     )
     expect(status).to_contain_text(describe(*figures))
     expect(rows_of(page, "Identical ranks")).to_have_text("1 of 4 rows")
+    expect(region(page, "Traffic between ranks")).to_contain_text("Of all collectives")
 
     page.keyboard.press("2")
     root = page.get_by_role("treegrid").locator("[aria-level='1'] .bar").first
@@ -133,7 +134,9 @@ def test_a_selection_filters_every_view_and_the_back_button_undoes_it(open_page,
     page.reload()
     expect(status).to_contain_text(describe(*figures))
     page.keyboard.press("4")
-    expect(rows_of(page, "Parameters")).to_contain_text("of ")
+    held = page.locator(".rank-bytes-line", has_text="on one rank").first.inner_text()
+    amount = re.search(r"[\d.]+ \w+iB", held)
+    expect(page.locator(".rank-bytes-line", has_text="selected")).to_contain_text(amount[0])
     page.go_back()
     page.go_back()
     expect(page.locator(".view-communication")).to_be_visible()
