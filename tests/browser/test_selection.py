@@ -127,6 +127,11 @@ def test_a_selection_filters_every_view_and_the_back_button_undoes_it(open_page,
     expect(rows_of(page, "Identical ranks")).to_have_text("1 of 4 rows")
     expect(region(page, "Traffic between ranks")).to_contain_text("Of all collectives")
 
+    page.keyboard.press("1")
+    tiles = region(page, "figures").locator(".fact-value")
+    expect(tiles.first).to_have_text(f"{figures[0]:,}")
+    expect(tiles.nth(1)).to_have_text(format_bytes(figures[1]))
+    page.go_back()
     page.keyboard.press("2")
     root = page.get_by_role("treegrid").locator("[aria-level='1'] .bar").first
     expect(root).to_have_text(format_bytes(figures[1]))
