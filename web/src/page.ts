@@ -274,6 +274,7 @@ export interface Fact {
   value: string;
   note: string;
   view: string;
+  measure: string;
 }
 
 /**

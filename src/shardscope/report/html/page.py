@@ -279,6 +279,7 @@ class Fact(Struct, frozen=True, kw_only=True):
     value: str
     note: str = ""
     view: str = ""
+    measure: str = ""  # the column of `Traffic` that it sums, which then follows the selection
 
 
 class FindingItem(Struct, frozen=True, kw_only=True):
