@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import type { Communication, Modules, Page, Traffic } from "../../page";
+import { clipText } from "../../parts/canvas";
 import { facetSeries } from "../../parts/colors";
 import { findRepresentatives } from "../../store/modules";
 import { page } from "../../store/page";
@@ -23,7 +24,6 @@ import {
   sumMatches,
   sumNames,
 } from "./icicle_model";
-import { clipText } from "./icicle_painter";
 import { MEASURES } from "./measures";
 import { splitTraffic } from "./traffic_parts";
 
