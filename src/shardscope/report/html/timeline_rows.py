@@ -19,7 +19,7 @@ def make_step_marks(
     """Mark the first collective of each step on each rank; `calls` are by rank and order.
 
     A step begins with a span of that name, or with the first forward collective after one of the
-    optimizer. Optimizers often issue none: what can be told then is where a forward pass follows
+    optimizer. Optimizers often issue none: what is known then is where a forward pass follows
     a backward pass, and the marks say so. There are no marks for a single step.
     """
     marks: list[StepMark] = []

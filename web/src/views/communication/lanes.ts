@@ -58,19 +58,19 @@ interface LaneRows {
 export function makeLanes(input: LaneInput): Lanes {
   const { communication, xAxis, kind, rank } = input;
   const { calls, spans } = communication;
-  const isOfOneRank = (kind === "axis" || kind === "module") && calls.rank.length > 0;
+  const hasSingleRank = (kind === "axis" || kind === "module") && calls.rank.length > 0;
   const xs = xAxis === "time" ? calls.start_ns : calls.order;
-  const rows = isOfOneRank ? listFacetLanes(input) : listRankLanes(input);
+  const rows = hasSingleRank ? listFacetLanes(input) : listRankLanes(input);
   const maxLanes = kind === "module" ? MAX_MODULES : MAX_LANES;
   const sortCalls = (callRows: readonly number[]): Int32Array =>
     Int32Array.from(callRows).sort((a, b) => xs[a]! - xs[b]! || a - b);
   const findPhases = (sorted: Int32Array): PhaseBand[] => findBands(sorted, calls.phase, xs, xAxis);
   const all = rows.slice(0, maxLanes).map((lane) => {
     const sorted = sortCalls(lane.calls);
-    return { ...lane, calls: sorted, bands: isOfOneRank ? [] : findPhases(sorted) };
+    return { ...lane, calls: sorted, bands: hasSingleRank ? [] : findPhases(sorted) };
   });
   const headSpans =
-    isOfOneRank && xAxis === "time"
+    hasSingleRank && xAxis === "time"
       ? spans.rank.flatMap((spanRank, row) => (spanRank === rank ? [row] : []))
       : [];
   const drawn = [...headSpans, ...all.flatMap((lane) => lane.spans)];
@@ -78,7 +78,7 @@ export function makeLanes(input: LaneInput): Lanes {
   return {
     kind,
     all,
-    rank: isOfOneRank ? rank : -1,
+    rank: hasSingleRank ? rank : -1,
     xs,
     xAxis,
     range: findRange(
@@ -88,7 +88,7 @@ export function makeLanes(input: LaneInput): Lanes {
     ),
     depth: Math.min(depth, MAX_DEPTH),
     headSpans,
-    headBands: isOfOneRank ? findPhases(sortCalls(rows.flatMap((lane) => lane.calls))) : [],
+    headBands: hasSingleRank ? findPhases(sortCalls(rows.flatMap((lane) => lane.calls))) : [],
     numLeftOut: rows.length - all.length,
   };
 }

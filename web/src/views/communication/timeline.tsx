@@ -115,7 +115,7 @@ function toCalls(range: { along: XAxis; low: number; high: number }) {
 function listLaneChoices({ calls, ranks }: Communication): Choice[] {
   if (!calls.rank.length) return [{ id: "ranks", title: "Ranks" }];
   const numRanks = new Set(calls.rank).size;
-  const ofOneRank: Choice[] = [
+  const singleRank: Choice[] = [
     { id: "axis", title: "Axes", hint: "a lane for each mesh axis, of one rank" },
     { id: "module", title: "Modules", hint: "a lane for each module, of one rank" },
   ];
@@ -127,7 +127,7 @@ function listLaneChoices({ calls, ranks }: Communication): Choice[] {
   if (numRanks > ranks.length || numRanks === 1)
     ofRanks.push({ id: "ranks", title: numRanks === 1 ? "Rank" : "Every rank" });
   // If ranks differ, that is what to see first.
-  return ranks.length > 1 ? [...ofRanks, ...ofOneRank] : [...ofOneRank, ...ofRanks];
+  return ranks.length > 1 ? [...ofRanks, ...singleRank] : [...singleRank, ...ofRanks];
 }
 
 /** The rank of lanes that have one: the selected one, or the one that sends most. */

@@ -43,13 +43,13 @@ export function makeFrame(lanes: Lanes, view: Range, width: number, rem: number)
   const maxLeft = 0.3 * width;
   const left = Math.min((14 + 7 * Math.min(longest, MAX_LABEL)) * unit, maxLeft);
   const rulerHeight = 26 * unit;
-  const isOfOneRank = lanes.rank >= 0;
-  const bandHeight = isOfOneRank ? 22 * unit : 0;
+  const hasSingleRank = lanes.rank >= 0;
+  const bandHeight = hasSingleRank ? 22 * unit : 0;
   const levels = Math.min(lanes.depth, 3);
   const headSpanHeight = lanes.headSpans.length ? levels * 18 * unit : 0;
   const top = rulerHeight + bandHeight + headSpanHeight;
   const numLanes = Math.max(lanes.all.length, 1);
-  const maxLaneHeight = (isOfOneRank && numLanes <= 3 ? 96 : numLanes <= 6 ? 72 : 48) * unit;
+  const maxLaneHeight = (hasSingleRank && numLanes <= 3 ? 96 : numLanes <= 6 ? 72 : 48) * unit;
   const laneHeight = Math.max(Math.min(Math.floor((460 * unit) / numLanes), maxLaneHeight), 5);
   const callWidth = findCallWidth(lanes, view, width - left);
   // Half a call on both sides, so that the first and the last call are not clipped.
@@ -63,7 +63,7 @@ export function makeFrame(lanes: Lanes, view: Range, width: number, rem: number)
     width,
     height: top + numLanes * laneHeight,
     laneHeight,
-    spanHeight: isOfOneRank ? 0 : Math.min(0.45 * laneHeight, 17 * unit * levels),
+    spanHeight: hasSingleRank ? 0 : Math.min(0.45 * laneHeight, 17 * unit * levels),
     callWidth,
     x: makeScale([view.low, view.high], [left + edge, Math.max(width - edge, left + edge + 1)]),
   };
