@@ -70,7 +70,7 @@ ALLOWED = {
     },
     # A contract is checked wherever there is a recording, without torch.
     "contract": {"record", "errors"},
-    "report": {"record"},
+    "report": {"record", "errors"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},
     # Trainers and test runners: beside cli, the only package that combines others.

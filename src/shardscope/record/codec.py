@@ -1,6 +1,6 @@
-"""Saves and loads recordings as JSON files, gzipped if the name ends in .gz.
+"""Saves and loads recordings: as JSON, gzipped if the name ends in .gz, or as Parquet.
 
-`stream.py` writes streams.
+`stream.py` writes streams, and `parquet.py` has the columns of Parquet files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
-from shardscope.record.base import Axis, Record
+from shardscope.record.base import Axis, Phase, Record
 from shardscope.record.encoding import (
     FileHeader,
     SharedValues,
@@ -25,7 +25,13 @@ from shardscope.record.encoding import (
     read_header,
 )
 from shardscope.record.files import read_file, write_file
-from shardscope.record.profile_records import MemoryProfile
+from shardscope.record.parquet import MAGIC, ParquetRecording, encode_parquet, is_parquet_name
+from shardscope.record.profile_records import (
+    NO_POSITION,
+    AllocationTable,
+    MemoryKind,
+    MemoryProfile,
+)
 from shardscope.record.ranks import MAX_RANKS, RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
@@ -41,6 +47,16 @@ _ELSEWHERE = (2 * MAX_RANKS, 16)
 # Deeper than any model: reading a name costs the square of its number of parts.
 _MAX_PARTS = 512
 
+_ALLOCATION_COLUMNS = (
+    "start",
+    "end",
+    "num_bytes",
+    "address",
+    "kind",
+    "phase",
+    "module",
+    "source",
+)
 _REMEDY = "The file was damaged or edited; record again."
 
 Spans = tuple[RankSpan, ...]
@@ -62,6 +78,9 @@ def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
                 f"'{name}' has a slice at $.layouts[{index}].slices with other dims than its "
                 f"tensor, which has {len(layout.shape)}. {_REMEDY}"
             )
+    for index, profile in enumerate(recording.memory):
+        if profile.allocations is not None:
+            _check_allocations(profile.allocations, f"$.memory[{index}].allocations", name)
     for module_name in set(_list_module_names(recording)):
         if module_name is not None and module_name.count(".") >= _MAX_PARTS:
             raise RecordingError(
@@ -95,6 +114,27 @@ def _check_world(place: str, spans: Spans, world_size: int, name: str) -> None:
             f"'{name}' names {num_ranks} ranks at {place}, some of them twice: its world size "
             f"is {world_size}. {_REMEDY}"
         )
+
+
+def _check_allocations(table: AllocationTable, place: str, name: str) -> None:
+    """Raise RecordingError if columns differ in length, or point outside of their lists."""
+    segments = table.segments
+    lengths = {len(getattr(table, column)) for column in _ALLOCATION_COLUMNS}
+    segment_lengths = {len(segments.address), len(segments.num_bytes), len(segments.order)}
+    if len(lengths) > 1 or len(segment_lengths) > 1:
+        raise RecordingError(f"'{name}' has columns of different lengths at {place}. {_REMEDY}")
+    for column, size in (
+        ("kind", len(MemoryKind)),
+        ("phase", len(Phase)),
+        ("module", len(table.modules)),
+        ("source", len(table.sources)),
+    ):
+        positions = getattr(table, column)
+        if positions and not (min(positions) >= NO_POSITION and max(positions) < size):
+            raise RecordingError(
+                f"'{name}' has a position at {place}.{column} that is not in its list of {size}. "
+                f"{_REMEDY}"
+            )
 
 
 def _list_in_world(recording: Recording) -> Iterator[tuple[str, Spans]]:
@@ -134,6 +174,7 @@ def _list_module_names(recording: Recording) -> Iterator[str | None]:
     for profile in recording.memory:
         yield from (use.module for use in profile.at_peak)
         yield from (sample.module for sample in profile.samples)
+        yield from profile.allocations.modules if profile.allocations is not None else ()
     for parity in recording.parity:
         yield from (divergence.module for divergence in parity.divergences)
 
@@ -162,7 +203,8 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
 
     Args:
         recording: The recording.
-        path: Where to write; gzip-compressed if the name ends in `.gz`.
+        path: Where to write: Parquet if the name ends in `.parquet`, else JSON, gzip-compressed if
+            it ends in `.gz`.
         force: Overwrite a file that exists.
 
     Examples:
@@ -173,14 +215,17 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
             f"save() got {type(recording).__name__}, not a Recording. "
             f"Give it what load(), merge() or a trace's `recording` gives."
         )
-    return write_file(encode_pieces(recording), path, force=force)
+    is_parquet = is_parquet_name(path)
+    pieces = encode_parquet(recording) if is_parquet else encode_pieces(recording)
+    return write_file(pieces, path, force=force)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording or a stream; raises RecordingError if the file cannot be read.
 
     Args:
-        path: A file written by `save` or by `trace(stream=…)`.
+        path: A file written by `save` (JSON or Parquet, whatever its name) or by
+            `trace(stream=…)`.
 
     Examples:
         >>> recording = load("step.json.gz")
@@ -188,6 +233,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """
     name = os.fspath(path)
     data = read_file(path, start=b"{")
+    if data.startswith(MAGIC):
+        return _load_parquet(path)
     header = _find_header(data, name)
     if header.format not in (FORMAT, STREAM_FORMAT):
         raise RecordingError(_explain_foreign(name, header))
@@ -195,6 +242,22 @@ def load(path: str | os.PathLike[str]) -> Recording:
     recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
     check_claims(recording, name, len(data))
     return _upgrade(recording, header.schema)
+
+
+def open_parquet(path: str | os.PathLike[str]) -> tuple[ParquetRecording, Recording]:
+    """Open a Parquet file without reading its collectives, and read everything else in it."""
+    file = ParquetRecording(path)
+    check_schema(file.header, file.name)
+    rest = file.read_rest(_DECODER)
+    check_claims(rest, file.name, file.num_bytes)
+    return file, _upgrade(rest, file.header.schema)
+
+
+def _load_parquet(path: str | os.PathLike[str]) -> Recording:
+    file, rest = open_parquet(path)
+    recording = replace(rest, collectives=tuple(file.list_calls()))
+    check_claims(recording, file.name, file.num_bytes)
+    return recording
 
 
 def _decode(data: bytes, name: str) -> Recording:

@@ -1,4 +1,4 @@
-/** Memory over a step: the curve, and the peak by category and by module. */
+/** Memory over a step: the curve, and what is in use at any instant. */
 import "./memory.css";
 import { useCallback, useMemo } from "preact/hooks";
 import type { MemoryCurve } from "../page";
@@ -13,6 +13,8 @@ import { isInSelection, moduleName, selected } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import { AreaChart } from "./memory/area_chart";
+import { InUse } from "./memory/in_use";
+import { readInstants } from "./memory/instants";
 import { sumKinds } from "./memory/stacked_series";
 import type { View } from "./view";
 
@@ -20,6 +22,7 @@ function Memory() {
   const curves = page.value.memory;
   const curveIndex = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
   const curve = curves[curveIndex]!;
+  const instants = readInstants(curve);
   return (
     <>
       <Panel
@@ -38,13 +41,17 @@ function Memory() {
           )
         }
       >
-        <AreaChart curve={curve} />
+        <AreaChart curve={curve} instants={instants} />
         <Figures curve={curve} />
       </Panel>
-      <div class="memory-below">
-        <PeakByCategory curve={curve} />
-        <PeakByModule curve={curve} />
-      </div>
+      {curve.allocations ? (
+        <InUse key={curveIndex} curve={curve} table={curve.allocations} instants={instants} />
+      ) : (
+        <div class="memory-below">
+          <PeakByCategory curve={curve} />
+          <PeakByModule curve={curve} />
+        </div>
+      )}
     </>
   );
 }
@@ -52,7 +59,10 @@ function Memory() {
 function describe(curve: MemoryCurve): string {
   const where = curve.peak_module < 0 ? "" : `, while ${moduleName(curve.peak_module)} ran`;
   const peak = `Peak: ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}`;
-  return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time.`;
+  const keys = curve.allocations
+    ? "Click an instant to see what is in use, drag or Shift-click to see what changed between two."
+    : "";
+  return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
 }
 
 function Figures({ curve }: { curve: MemoryCurve }) {
@@ -113,7 +123,10 @@ function PeakByModule({ curve }: { curve: MemoryCurve }) {
       ? "Modules that own the memory."
       : `${moduleName(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
   return (
-    <Panel title="At the peak, by module" note={note}>
+    <Panel
+      title="At the peak, by module"
+      note={`${note} Other instants were not recorded: record again with this version.`}
+    >
       <Table
         label="memory of modules at the peak"
         numRows={rows.length}
