@@ -24,7 +24,7 @@ from shardscope.record import load, save
 from shardscope.report.result.schema import make_result_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(make_result_schema())
-WITHOUT_JSON = {("tui",)}
+WITHOUT_JSON = {("tui",), ("mcp",), ("serve",)}
 VERBS = {path: command for path, command in COMMANDS.items() if isinstance(command, Verb)}
 
 

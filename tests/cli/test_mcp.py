@@ -189,7 +189,6 @@ def test_a_recording_is_made_read_and_compared(agent: Agent) -> None:
         ("show", {"files": ["--help"]}, "argument files must not begin with a dash"),
         ("show", {"files": ["x"], "cwd": "nowhere"}, "Give cwd as an absolute path, or relative"),
         ("show", {"files": ["gone.json"]}, "there is no file 'gone.json'. Check the path."),
-        ("trace", {"target": "train.py", "mesh": "dp=x"}, "axis dp has size x in --mesh"),
     ],
 )
 def test_mistakes_get_a_sentence(

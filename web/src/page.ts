@@ -413,7 +413,6 @@ export interface Modules {
   end: readonly number[];
   first_identical: readonly number[];
   repeat: readonly number[];
-  what: readonly string[];
   total_parameters: readonly number[];
   total_parameter_bytes: readonly number[];
   total_local_bytes: readonly number[];

@@ -26,6 +26,7 @@ from shardscope.version import __version__
 __all__ = ["main"]
 
 _FAILED = 2  # exit code
+_COMPLETION = "_SHARDSCOPE_COMPLETE"
 _EXAMPLES = (
     "shardscope demo",
     "shardscope trace train.py --mesh dp=8,tp=4",
@@ -54,6 +55,8 @@ _VERBS = {
     "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI, Parquet or spreadsheets.",
     "query": "Run an SQL query on the tables of recordings.",
     "mcp": "Serve the commands to a coding agent as tools (Model Context Protocol).",
+    "doctor": "Print versions, and try what works on this machine.",
+    "completion": "Print a script that completes commands and options in your shell.",
 }
 
 
@@ -67,6 +70,10 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
+        if _COMPLETION in os.environ:  # a shell asks at each press of Tab: without torch
+            command = import_module("shardscope.cli.completion").load_command(cmd_name)
+            assert command is None or isinstance(command, click.Command)
+            return command
         # Most commands import torch, which may take seconds.
         show_progress = import_module("shardscope.cli.console").show_progress
         with show_progress(f"starting {cmd_name}", is_shown=is_first()):

@@ -139,7 +139,12 @@ _MAX_STEP = 2**63 - 1
 )
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Output format."
+    "--to",
+    "form",
+    type=click.Choice(list(_ENDINGS)),
+    metavar="FORMAT",
+    required=True,
+    help=f"Output format: {', '.join(_ENDINGS)}.",
 )
 @click.option(
     "-o",

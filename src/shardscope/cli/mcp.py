@@ -18,7 +18,7 @@ from shardscope.errors import ShardscopeError
     examples=[
         "shardscope mcp",
         "shardscope mcp --root my-project",
-        "shardscope mcp --skill > SKILL.md",
+        "shardscope mcp --skill",
     ],
     instead_of_json="Its tools return the document that --json prints.",
 )

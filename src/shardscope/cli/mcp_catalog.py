@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import shardscope
 from shardscope.cli.mcp_tools import Argument, Tool
 
 
 def read_skill() -> str:
     """The skill file as Markdown, with `name` and `description` as YAML front matter."""
-    path = Path(shardscope.__file__).with_name("skill") / "SKILL.md"
+    path = Path(__file__).resolve().parents[1] / "skill" / "SKILL.md"
     return path.read_text(encoding="utf-8")
 
 

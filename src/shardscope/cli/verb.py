@@ -144,7 +144,7 @@ class VerbGroup(click.Group):
 def check_command(group: click.Group, ctx: click.Context, name: str) -> None:
     """Fail if the group has no such command, and suggest the nearest that it has."""
     names = group.list_commands(ctx)
-    if not name.startswith("-") and name not in names:
+    if not name.startswith("-") and name not in names and not ctx.resilient_parsing:
         ctx.fail(f"No such command {name!r}.{suggest(name, names)}")
 
 

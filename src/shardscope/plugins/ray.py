@@ -58,9 +58,9 @@ def observe(
     storage = _find_storage()
     if storage is None:
         return observe_loop(model, optimizer, step=step, **options)
-    name = Path(options.pop("output", "shardscope.json.gz")).name
     folder = TemporaryDirectory(prefix="shardscope-")
-    observer = observe_loop(model, optimizer, step=step, output=Path(folder.name) / name, **options)
+    options["output"] = Path(folder.name) / Path(options.get("output", "shardscope.json.gz")).name
+    observer = observe_loop(model, optimizer, step=step, **options)
 
     def upload(path: Path) -> None:
         with folder:
