@@ -140,6 +140,10 @@ test("ticks have as many digits as are needed to tell them apart", () => {
     "1.20015 s",
     "1.20020 s",
   ]);
+  // Two ticks do not fit evenly, and no tick for each call takes their place.
+  expect(makeTimelineTicks({ low: 0, high: 425 }, "order", 2).map(({ at }) => at)).toEqual([
+    0, 200, 400,
+  ]);
   expect(makeTimelineTicks({ low: 2.2, high: 5.1 }, "order").map(({ text }) => text)).toEqual([
     "3",
     "4",

@@ -64,9 +64,14 @@ export interface Tick {
   readonly text: string;
 }
 
+/** Distance of about `count` round values; there are at least two, even in little space. */
+function findStep(size: number, count: number): number {
+  return makeTicks(size, count)[1] ?? findStep(size, count + 1);
+}
+
 /** Round values in the visible range, with as many digits as are needed to tell them apart. */
 export function makeTimelineTicks({ low, high }: Range, xAxis: XAxis, count = 6): Tick[] {
-  const step = Math.max(makeTicks(high - low, count)[1] ?? 1, xAxis === "order" ? 1 : 0);
+  const step = Math.max(findStep(high - low, count), xAxis === "order" ? 1 : 0);
   const first = Math.ceil(low / step);
   const number = Math.max(Math.floor(high / step) - first + 1, 0);
   const ticks = Array.from({ length: number }, (_, i) => (first + i) * step);

@@ -33,11 +33,12 @@ export function Timeline({ communication, matches }: Props) {
     () => makeLanes({ communication, xAxis, kind: kind as LaneKind, rank, nameModule }),
     [communication, xAxis, kind, rank],
   );
+  const usedPhases = useMemo(() => new Set(communication.calls.phase), [communication]);
   const [view, setView] = useView(lanes);
   const middle = (view.low + view.high) / 2;
   const { range } = selection.value;
   const selectRange = ({ low, high }: Range): void =>
-    select("range", formatRange(toCalls({ along: xAxis, low, high })));
+    select("range", formatRange({ along: xAxis, low, high }));
   return (
     <Panel
       title="Timeline"
@@ -81,7 +82,17 @@ export function Timeline({ communication, matches }: Props) {
         </>
       }
     >
-      <Legend communication={communication} />
+      {hasCalls && (
+        <div class="timeline-legends">
+          <Legend facet="kind" label="bars" names={communication.kinds} />
+          <Legend
+            facet="phase"
+            label="background"
+            names={communication.phases}
+            isUsed={(phase) => usedPhases.has(phase)}
+          />
+        </div>
+      )}
       <Chart
         communication={communication}
         matches={matches}
@@ -102,13 +113,6 @@ export function Timeline({ communication, matches }: Props) {
       )}
     </Panel>
   );
-}
-
-/** A range of whole collectives: by order, those whose middle is inside of it. */
-function toCalls(range: { along: XAxis; low: number; high: number }) {
-  if (range.along === "time") return range;
-  const low = Math.max(Math.ceil(range.low), 0);
-  return { ...range, low, high: Math.max(Math.floor(range.high), low) };
 }
 
 /** Ids of choices are in the address, so do not rename them: links must stay valid. */
@@ -211,23 +215,34 @@ function ZoomButtons({ onZoom, onReset }: ZoomProps) {
   );
 }
 
-/** Kinds of bars; a click selects one in every view. */
-function Legend({ communication }: { readonly communication: Communication }) {
-  const selectedKind = selectedText("kind");
+interface LegendProps {
+  readonly facet: "kind" | "phase";
+  readonly label: string;
+  readonly names: readonly string[];
+  readonly isUsed?: (position: number) => boolean;
+}
+
+/** Names with their colours; a click selects one in every view. */
+function Legend({ facet, label, names, isUsed = () => true }: LegendProps) {
+  const selectedName = selectedText(facet);
   return (
-    <div class="legend" role="group" aria-label="kinds">
-      {communication.kinds.map((kind, i) => (
-        <button
-          type="button"
-          key={kind}
-          aria-pressed={kind === selectedKind}
-          title={`select ${kind} in every view`}
-          onClick={() => select("kind", kind === selectedKind ? null : kind)}
-        >
-          <span class="swatch" style={{ background: facetColor("kind", kind, i) }} />
-          {kind}
-        </button>
-      ))}
+    <div class="legend" role="group" aria-label={label}>
+      <span class="dim">{label}</span>
+      {names.map(
+        (name, i) =>
+          isUsed(i) && (
+            <button
+              type="button"
+              key={name}
+              aria-pressed={name === selectedName}
+              title={`select ${name} in every view`}
+              onClick={() => select(facet, name === selectedName ? null : name)}
+            >
+              <span class="swatch" style={{ background: facetColor(facet, name, i) }} />
+              {name}
+            </button>
+          ),
+      )}
     </div>
   );
 }

@@ -149,8 +149,10 @@ function paintSpans(
   { lanes, frame }: TimelineLayout,
 ): void {
   if (!lanes.depth) return;
+  const [fill, text] = [resolveColor("--bar"), resolveColor("--text")];
   const paintRows = (rows: readonly number[], top: number, height: number): void => {
-    for (const row of rows) paintSpan(context, communication, row, { lanes, frame, top, height });
+    const area = { lanes, frame, top, height, fill, text };
+    for (const row of rows) paintSpan(context, communication, row, area);
   };
   paintRows(lanes.headSpans, frame.top - frame.headSpanHeight, frame.headSpanHeight);
   lanes.all.forEach((lane, i) => {
@@ -161,13 +163,15 @@ function paintSpans(
 interface SpanArea extends Pick<TimelineLayout, "lanes" | "frame"> {
   readonly top: number;
   readonly height: number; // of all levels
+  readonly fill: string;
+  readonly text: string;
 }
 
 function paintSpan(
   context: CanvasRenderingContext2D,
   { spans }: Communication,
   row: number,
-  { lanes, frame, top, height }: SpanArea,
+  { lanes, frame, top, height, fill, text }: SpanArea,
 ): void {
   const level = height / lanes.depth;
   const depth = spans.depth[row]!;
@@ -175,11 +179,11 @@ function paintSpan(
   const end = frame.x(spans.start_ns[row]! + spans.duration_ns[row]!);
   if (depth >= lanes.depth || end < frame.left || start > frame.width) return;
   const y = top + depth * level;
-  context.fillStyle = resolveColor("--bar");
+  context.fillStyle = fill;
   context.fillRect(start, y, Math.max(end - start - 1, 1), Math.max(level - 1, 1));
   if (level < SPAN_LETTERS) return;
   const from = Math.max(start, frame.left) + 4;
-  context.fillStyle = resolveColor("--text");
+  context.fillStyle = text;
   context.textAlign = "left";
   context.textBaseline = "middle";
   const name = clipText(context, spans.names[spans.name[row]!]!, end - from - 4);

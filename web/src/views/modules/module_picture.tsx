@@ -131,7 +131,7 @@ function Trail({ model, node }: { readonly model: IcicleModel; readonly node: Ic
   if (!node) {
     return (
       <p class="icicle-trail">
-        <b>{measure.format(total)}</b>
+        <b>{measure.format(total)}</b>{" "}
         <span class="dim">in all. Click a box to zoom in, or use the arrow keys and Enter.</span>
       </p>
     );
