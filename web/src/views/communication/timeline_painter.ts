@@ -19,6 +19,7 @@ const LANE_TINT = 0.09; // and behind the bars
 const SPAN_LETTERS = 13; // least height in pixels of a span with a name
 const PADDING = 6;
 const MINIMAP_COLUMN = 4; // pixels
+const MINIMAP_CALLS = 4; // in a column, so that rounding makes no pattern
 
 export function paint(
   context: CanvasRenderingContext2D,
@@ -112,7 +113,8 @@ function paintTicks(
     context.fillRect(x, 4, 1, frame.rulerHeight - 4);
     context.fillRect(x, frame.top, 1, frame.height - frame.top);
     context.fillStyle = resolveColor("--text-3");
-    context.fillText(text, x + 5, frame.rulerHeight / 2);
+    const end = x + 5 + context.measureText(text).width;
+    if (end <= frame.width) context.fillText(text, x + 5, frame.rulerHeight / 2);
   }
 }
 
@@ -229,7 +231,11 @@ export function paintMinimap(
 ): void {
   const series = resolveSeries();
   const width = Math.max(frame.width - frame.left, 1);
-  const numColumns = Math.max(Math.floor(width / MINIMAP_COLUMN), 1);
+  const numCalls = lanes.all.reduce((max, lane) => Math.max(max, lane.calls.length), 0);
+  const numColumns = Math.max(
+    Math.floor(Math.min(width / MINIMAP_COLUMN, numCalls / MINIMAP_CALLS)),
+    1,
+  );
   const columns = sumColumns(lanes, calls, numColumns, phases.length);
   const totals = columns[0]!.map((_, at) => columns.reduce((sum, column) => sum + column[at]!, 0));
   const max = totals.reduce((a, b) => Math.max(a, b), 1);
