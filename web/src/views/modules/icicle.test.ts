@@ -18,6 +18,7 @@ import {
 } from "./icicle_layout";
 import {
   formatChange,
+  formatTotalShare,
   listColors,
   makeIcicleModel,
   styleBox,
@@ -190,6 +191,10 @@ test("a selection narrows sizes, and the legend has all names with the colours o
     { name: "send", series: 4, size: 5 },
   ]);
   expect(model.total).toBe(10);
+  // Rank 1 sends for another layer: figures are of one rank, shares of what both send.
+  expect([...model.weights.slice(0, 3), model.weights[6]]).toEqual([15, 2, 13, 5]);
+  expect(formatTotalShare(model, findNode(model.roots, "1")!)).toBe("13%");
+  expect(sumMatches(modules, model.weights, ["layers"])).toMatchObject({ size: 13, total: 15 });
   route.value = parseRoute("#/modules?kind=send&m=head");
   const filtered = makeIcicleModel({ ...facts, color: "kind" });
   expect([filtered.total, filtered.sizes[2]]).toEqual([5, 5]); // modules that are not selected, too
@@ -253,9 +258,9 @@ test("a folded box says the sum and the figure of each layer", () => {
 });
 
 test("matches of a search count once, also inside of other matches", () => {
-  expect(sumMatches(modules, SIZES, ["layers"])).toEqual({ numModules: 10, size: 90 });
-  expect(sumMatches(modules, SIZES, ["layers.1", "b"])).toEqual({ numModules: 1, size: 6 });
-  expect(sumMatches(modules, SIZES, ["nothing"])).toEqual({ numModules: 0, size: 0 });
+  expect(sumMatches(modules, SIZES, ["layers"])).toEqual({ numModules: 10, size: 90, total: 100 });
+  expect(sumMatches(modules, SIZES, ["layers.1", "b"])).toMatchObject({ numModules: 1, size: 6 });
+  expect(sumMatches(modules, SIZES, ["nothing"])).toMatchObject({ numModules: 0, size: 0 });
 });
 
 test("a name of a kind or phase has the same colour on every page", () => {
