@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import final
+from typing import Protocol, final
 
 from shardscope.record import (
     SIMULATION_TIME,
@@ -37,6 +37,7 @@ from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
+    TrafficSummary,
     TrafficTotals,
     count_traffic,
     describe_unknown,
@@ -51,14 +52,13 @@ _MAX_SENDERS = 64
 _MAX_RANKS = 256  # including receivers, which may have no records
 
 
-def make_matrix(recording: Recording) -> tuple[Matrix | None, str]:
+def make_matrix(recording: Recording, summary: TrafficSummary) -> tuple[Matrix | None, str]:
     """Make the matrix of bytes between ranks, or None if there are too many, and a note on it."""
     if not recording.collectives:
         return None, ""
-    num_senders = len({call.rank for call in recording.collectives})
-    if num_senders > _MAX_SENDERS:
-        return None, f"Not drawn: {num_senders:,} ranks are too many to tell apart."
-    traffic = sum_sent_bytes(recording)
+    if summary.num_senders > _MAX_SENDERS:
+        return None, f"Not drawn: {summary.num_senders:,} ranks are too many to tell apart."
+    traffic = sum_sent_bytes(recording, summary)
     if traffic is None:
         return None, "Not drawn: too many receiving ranks."
     ranks = sorted({rank for pair in traffic.sent for rank in pair})
@@ -129,27 +129,35 @@ def make_timings(recording: Recording) -> tuple[Timing, ...]:
     )
 
 
-_MAX_CALLS = 30_000
+MAX_CALLS = 30_000
 _MAX_EXAMPLES = 8  # ranks named in a sentence
 
 
 def make_communication(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], index: Index
+    recording: Recording,
+    summary: TrafficSummary,
+    index: Index,
+    served: ServedCalls | None = None,
 ) -> Communication | None:
     """Make the view, or None if no collective was recorded and no span was timed."""
     if not recording.collectives and not recording.spans:
         return None
-    names = _NameLists(recording)
-    chosen, left_out = _choose_calls(recording, rank_sets)
+    names = NameLists(recording)
+    rank_sets = summary.rank_sets
+    chosen, left_out = _choose_calls(recording, summary)
     spans, spans_left_out = make_spans(recording)
-    matrix, matrix_note = make_matrix(recording)
+    matrix, matrix_note = make_matrix(recording, summary)
     cause_rows = _make_cause_rows(recording, rank_sets, names, index)
+    calls = _make_calls(chosen, names, index, is_timed=has_clock(recording))
+    if served is not None:
+        served.name_all(names, index)
     return Communication(
+        num_served=0 if served is None else served.num_calls,
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         sums=_make_sums(recording, rank_sets, names),
         cause_rows=cause_rows,
-        calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
+        calls=calls,
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,
@@ -165,8 +173,17 @@ def make_communication(
     )
 
 
+class ServedCalls(Protocol):
+    """Collectives that a server sends when the page asks for them."""
+
+    num_calls: int
+
+    def name_all(self, names: NameLists, index: Index) -> None:
+        """Add the names in all of them to the page's lists."""
+
+
 @final
-class _NameLists:
+class NameLists:
     """Lists of names that columns refer to by position."""
 
     def __init__(self, recording: Recording) -> None:
@@ -184,18 +201,18 @@ class _NameLists:
 
 
 def _choose_calls(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...]
+    recording: Recording, summary: TrafficSummary
 ) -> tuple[Sequence[Collective], str]:
     """Choose the collectives to list, within a limit, and a note on those that are left out."""
-    calls, words = list(recording.collectives), []
-    if len(calls) > _MAX_CALLS:
-        calls = [call for rank_set in rank_sets for call in rank_set.calls]
-        if len(calls) < len(recording.collectives):
-            words.append(_name_examples(len(recording.collectives), rank_sets))
+    calls, words = list(recording.collectives), [summary.note] if summary.note else []
+    if summary.num_calls > MAX_CALLS:
+        calls = [call for rank_set in summary.rank_sets for call in rank_set.calls]
+        if len(calls) < summary.num_calls and not summary.note:
+            words.append(_name_examples(summary.num_calls, summary.rank_sets))
     calls.sort(key=attrgetter("rank", "order"))
-    if len(calls) > _MAX_CALLS:
-        words.append(f"Of {len(calls):,} calls, the first {_MAX_CALLS:,} are listed.")
-    return calls[:_MAX_CALLS], " ".join(words)
+    if len(calls) > MAX_CALLS:
+        words.append(f"Of {len(calls):,} calls, the first {MAX_CALLS:,} are listed.")
+    return calls[:MAX_CALLS], " ".join(words)
 
 
 def _name_examples(num_calls: int, rank_sets: tuple[IdenticalRanks, ...]) -> str:
@@ -237,7 +254,7 @@ def _make_ranks(rank_sets: tuple[IdenticalRanks, ...]) -> tuple[RankRow, ...]:
 
 
 def _make_sums(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists
+    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: NameLists
 ) -> tuple[Sum, ...]:
     busiest: dict[Facet, TrafficTotals] = {}
     for rank_set in rank_sets:
@@ -265,7 +282,7 @@ def _make_sums(
 
 
 def _make_cause_rows(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
+    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: NameLists, index: Index
 ) -> tuple[CauseRow, ...]:
     return tuple(
         CauseRow(
@@ -282,7 +299,7 @@ def _make_cause_rows(
 
 
 def _make_calls(
-    calls: Sequence[Collective], names: _NameLists, index: Index, *, is_timed: bool
+    calls: Sequence[Collective], names: NameLists, index: Index, *, is_timed: bool
 ) -> Calls:
     words: dict[object, int] = {}
     for call in calls:

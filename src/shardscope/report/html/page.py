@@ -170,6 +170,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     sums: tuple[Sum, ...]
     cause_rows: tuple[CauseRow, ...]
     calls: Calls = Calls()
+    num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
