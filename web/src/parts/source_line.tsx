@@ -1,6 +1,8 @@
 /** A line of the user's program: its location and its text. */
 import { page } from "../store/page";
+import { formatLocation } from "../store/selection";
 import { CopyButton } from "./copy_button";
+import { FacetLink } from "./facet_link";
 
 interface Props {
   readonly source: number; // position in the page's sources; -1 is none
@@ -15,29 +17,23 @@ export function shortenPath(file: string): string {
   return parts.length > MAX_FOLDERS + 1 ? `…/${parts.slice(-MAX_FOLDERS - 1).join("/")}` : file;
 }
 
-/** `models/llama.py:121`, for columns that sort and search by it. */
-export function formatLocation(source: number): string {
-  const { file, line } = page.value.sources;
-  return source < 0 || file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
-}
-
 export function SourceLine({ source, isShort = false }: Props) {
   const { file, line, function: functions, text } = page.value.sources;
   if (source < 0 || file[source] === undefined) return null;
   const location = `${shortenPath(file[source])}:${line[source]}`;
   if (isShort) {
     return (
-      <span class="source-location mono" title={formatLocation(source)}>
-        {location}
-      </span>
+      <FacetLink facet="line" value={formatLocation(source)}>
+        <span class="source-location mono">{location}</span>
+      </FacetLink>
     );
   }
   return (
     <div class="source">
       <div class="source-head">
-        <span class="source-location mono" title={formatLocation(source)}>
-          {location}
-        </span>
+        <FacetLink facet="line" value={formatLocation(source)}>
+          <span class="source-location mono">{location}</span>
+        </FacetLink>
         {functions[source] && <span class="source-function">in {functions[source]}</span>}
         <CopyButton text={formatLocation(source)} label={`copy ${formatLocation(source)}`} />
       </div>

@@ -1,11 +1,10 @@
-/** The header: what ran, and what applies to every view (search, selection, theme). */
+/** The header: what ran, and what applies to every view (search, theme). */
 import { SearchBox } from "../parts/search_box";
 import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
 import { search, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
 import { openKeyHelp, searchInput } from "./keys";
-import { SelectionChip } from "./selection_chip";
 
 export function Header() {
   const { run } = page.value;
@@ -24,7 +23,6 @@ export function Header() {
         </span>
       </div>
       <div class="header-tools">
-        <SelectionChip />
         <SearchBox
           value={search.value}
           onInput={setSearch}

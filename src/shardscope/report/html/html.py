@@ -16,6 +16,7 @@ from shardscope.record.encoding import encode_json
 from shardscope.report.html.communication_rows import ServedCalls, make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
+from shardscope.report.html.earlier_modules import make_earlier
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import make_facts, make_findings, make_gaps, make_run
@@ -81,12 +82,15 @@ def build_page(
     rank_sets = summary.rank_sets
     tree = ModuleTree(recording, rank_sets)
     index = tree.index
+    modules = make_modules(recording, tree)
+    if against:
+        modules = replace(modules, earlier=make_earlier(modules, recording, against))
     page = Page(
         run=make_run(recording),
         facts=make_facts(recording, rank_sets),
         findings=make_findings(recording, index, tree.subjects),
         gaps=make_gaps(recording),
-        modules=make_modules(recording, tree),
+        modules=modules,
         communication=make_communication(recording, summary, index, served),
         sharding=make_sharding(recording, index),
         coverage=make_coverage(recording, index),

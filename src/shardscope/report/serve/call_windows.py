@@ -86,22 +86,21 @@ class CallWindows:
 
     def name_all(self, names: NameLists, index: Index) -> None:
         """Add the names in all collectives to the page's lists, and translate the columns."""
-        find_cause = _remember(names.causes.at)
         mapped = {
             "group": self._translate("group", names.groups.find),
             "kind": self._translate("kind", names.kinds.at),
-            "axis": self._translate("axis", _remember(names.axes.at)),
+            "axis": self._translate("axis", names.axes.at),
             "num_ranks": self._table["num_ranks"],
             "phase": self._translate("phase", names.phases.at),
             "owner": self._translate("owner", index.module),
             "trigger": self._translate("trigger", index.module),
-            "cause": self._translate("cause", find_cause),
+            "cause": self._translate("cause", names.causes.at),
             "dtype": self._translate("dtype", names.dtypes.at),
             **{name: self._table[name] for name in (*_PLAIN, *_SOURCE_FIELDS)},
         }
         self._connection.register("mapped", self._arrow.table(mapped))
         self._connection.register("sources", self._list_sources(index))
-        select = _make_select(self._name_groups_without_axis(names))
+        select = _make_select(self._name_groups_without_axis(names), index.module(None))
         self._calls = self._connection.sql(select).to_arrow_table()
         self._connection.register("calls", self._calls)
         module_names = {position: path for path, position in reversed(index.positions.items())}
@@ -144,7 +143,7 @@ class CallWindows:
         return self._orders[key]
 
     def _translate(self, name: str, find: Callable[[Any], int]) -> Any:
-        """A column of texts as positions; `find` is called once for each text."""
+        """A column of texts as positions; `find` is called once for each text, and not for NULL."""
         column = self._table[name]
         if not self._arrow.types.is_dictionary(column.type):
             column = column.dictionary_encode()
@@ -152,18 +151,13 @@ class CallWindows:
         if not column.num_chunks:
             return make_integers([])
         texts = column.chunk(0).dictionary.to_pylist()
-        # The last position is that of a missing text.
-        positions = make_integers(map(find, [*texts, None]))
-        chunks = [
-            positions.take(chunk.indices.fill_null(len(texts)).cast(self._arrow.int64()))
-            for chunk in column.chunks
-        ]
-        return self._arrow.chunked_array(chunks)
+        positions = make_integers(map(find, texts))
+        return self._arrow.chunked_array([positions.take(chunk.indices) for chunk in column.chunks])
 
     def _name_groups_without_axis(self, names: NameLists) -> dict[int, int]:
         """The positions of `world` and `8 ranks`, by the number of ranks of such groups."""
         sizes = self._connection.execute(
-            f"SELECT DISTINCT num_ranks FROM mapped WHERE axis = {NOWHERE} ORDER BY 1"
+            "SELECT DISTINCT num_ranks FROM mapped WHERE axis IS NULL ORDER BY 1"
         ).fetchall()
         return {
             size: names.axes.at("world" if size == self._world_size else f"{size} ranks")
@@ -194,15 +188,26 @@ _NAMED_LIKE = {"trigger": "owner"}
 _NUMBERS = frozenset(_PLAIN)
 
 
-def _make_select(axes: dict[int, int]) -> str:
-    """The columns of `Calls`, and each row's number; `axes` are those of groups without one."""
-    columns = [f'"{name}"' for name in Calls.__struct_fields__ if name not in ("source", "axis")]
-    cases = " ".join(f"WHEN {size} THEN {position}" for size, position in axes.items())
-    named = f"CASE num_ranks {cases} END" if cases else "axis"
-    columns.append(f"CASE WHEN axis = {NOWHERE} THEN {named} ELSE axis END AS axis")
+def _make_select(axes: dict[int, int], outside: int) -> str:
+    """The columns of `Calls`, and each row's number.
+
+    `axes` are the axes of groups along none, by their number of ranks; `outside` is the position of
+    calls outside any module.
+    """
+    sizes = " ".join(f"WHEN {size} THEN {position}" for size, position in axes.items())
+    expressions = {
+        "axis": f"coalesce(axis, CASE num_ranks {sizes} END)" if sizes else "axis",
+        "owner": f"coalesce(owner, {outside})",
+        "trigger": f'coalesce("trigger", {outside})',
+        "source": f"coalesce(position, {NOWHERE})",
+    }
+    columns = [
+        f"{expressions.get(name, quoted)} AS {quoted}"
+        for name, quoted in ((name, f'"{name}"') for name in Calls.__struct_fields__)
+    ]
     joined = " AND ".join(f"mapped.{name} = sources.{name}" for name in _SOURCE_FIELDS)
     return (
-        f"SELECT {', '.join(columns)}, coalesce(position, {NOWHERE}) AS source, "
+        f"SELECT {', '.join(columns)}, "
         'row_number() OVER (ORDER BY rank, "order") - 1 AS row '
         f"FROM mapped LEFT JOIN sources ON {joined} ORDER BY row"
     )
@@ -237,7 +242,3 @@ def _make_condition(filters: dict[ColumnName, tuple[tuple[int, int], ...]]) -> s
 def _split_numbers(text: str) -> list[tuple[int, str]]:
     parts: Iterable[str] = re.split(r"(\d+)", text.casefold())
     return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts]
-
-
-def _remember(find: Callable[[str], int]) -> Callable[[str | None], int]:
-    return lambda text: NOWHERE if text is None else find(text)

@@ -2,12 +2,13 @@
 import { useCallback, useMemo, useState } from "preact/hooks";
 import type { BreakRow, GraphItem } from "../../page";
 import { ModuleLink } from "../../parts/module_link";
-import { formatLocation, SourceLine } from "../../parts/source_line";
+import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { tip } from "../../parts/tooltip";
 import { pluralize } from "../../parts/units";
 import { moduleName } from "../../store/modules";
 import { page } from "../../store/page";
+import { formatLocation } from "../../store/selection";
 
 interface Props {
   readonly graphs: readonly GraphItem[];
@@ -71,6 +72,7 @@ function GraphTip({ graph }: { graph: GraphItem }) {
 function Ops({ graph }: { graph: GraphItem }) {
   const columns = useMemo(() => makeColumns(graph), [graph]);
   const moduleOf = useCallback((row: number) => graph.module[row] ?? -1, [graph]);
+  const sourceOf = useCallback((row: number) => graph.line[row] ?? -1, [graph]);
   return (
     <div class="graph-table">
       <p class="graph-title">
@@ -84,6 +86,7 @@ function Ops({ graph }: { graph: GraphItem }) {
         numRows={graph.op.length}
         columns={columns}
         modules={moduleOf}
+        source={sourceOf}
         empty="It has no ops."
         height="26rem"
       />
@@ -122,11 +125,7 @@ function makeColumns(graph: GraphItem): Column[] {
       width: 10,
       grow: 2,
       value: (row) => formatLocation(graph.line[row] ?? -1),
-      cell: (row) => (
-        <span class="clip">
-          <SourceLine source={graph.line[row] ?? -1} isShort />
-        </span>
-      ),
+      cell: (row) => <SourceLine source={graph.line[row] ?? -1} isShort />,
     },
   ];
 }
