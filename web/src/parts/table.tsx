@@ -17,7 +17,7 @@ import {
   type Sortable,
 } from "./table_rows";
 import { formatNumber, pluralize } from "./units";
-import { useVirtualRows } from "./virtual_rows";
+import { findMaxRows, useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
   readonly title: string;
@@ -43,6 +43,13 @@ export interface TableProps {
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
+  readonly served?: ServedTable; // if a server filters and sorts the rows
+}
+
+/** Rows that a server has filtered and sorted; the table asks for those in sight. */
+export interface ServedTable {
+  readonly numRows: number;
+  readonly show: (first: number, end: number) => void;
 }
 
 /** Whether a row belongs to the selected module or its descendants. */
@@ -56,11 +63,13 @@ function isAboutSelection(
 function useRows(props: TableProps, sort: Sort | null): number[] {
   const { numRows, columns, isShown, modules, isSelected = isInSelection, source, ranks } = props;
   const searchWords = words.value;
+  const numServed = props.served && Math.min(props.served.numRows, findMaxRows());
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
     selection.value,
   ];
   return useMemo(() => {
+    if (numServed !== undefined) return Array.from({ length: numServed }, (_, row) => row);
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
       (module === false || !modules || isAboutSelection(modules(row), isSelected)) &&
@@ -68,6 +77,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
+    numServed,
     numRows,
     columns,
     sort,
@@ -118,6 +128,10 @@ export function Table(props: TableProps) {
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
+  useEffect(() => props.served?.show(first, end), [first, end, columns]);
+  useEffect(() => {
+    if (props.served) setActive(-1); // a row's number is its place in the server's order
+  }, [columns]);
   useEffect(() => {
     if (props.active === undefined || props.active === active) return;
     setActive(props.active);
