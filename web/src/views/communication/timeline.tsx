@@ -128,6 +128,8 @@ function describe({ xAxis, numLeftOut }: Lanes, hasCalls: boolean, clock: string
       ? `A lane for each rank, by its own clock${clock && ` (${clock})`}.`
       : `A lane for each rank, in ${order}.`,
     numLeftOut > 0 && `${pluralize(numLeftOut, "rank")} more are not drawn.`,
+    // The table has all calls then, and does not say which of them the timeline has.
+    page.value.communication!.num_served > 0 && page.value.communication!.left_out,
     hasCalls && "Height: bytes sent; the mark below a bar is the collective itself.",
     "Drag to zoom.",
   ];

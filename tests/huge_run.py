@@ -1,6 +1,6 @@
 """Writes the recording of a large run as Parquet: 1,024 ranks and a million collectives.
 
-    PYTHONPATH=src python benchmarks/huge_run.py /tmp/huge.parquet
+    PYTHONPATH=src python tests/huge_run.py huge.parquet
 
 A pipeline of 4 stages with FSDP over 32 and tensor parallelism over 8, 128 layers, all ranks timed.
 The columns of a rank are made once for each stage and repeated for its other ranks, because a
@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import sample_recordings as samples
 from shardscope.record import (
