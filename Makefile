@@ -59,6 +59,7 @@ examples: $(INSTALLED) browser
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
 	$(BIN)/python -m shardscope.report.query.results > docs/reference/tables.md
+	$(BIN)/python -m shardscope.report.result.schema > docs/reference/result.schema.json
 
 completion: $(INSTALLED)
 	$(BIN)/python -m shardscope.cli.completion > src/shardscope/cli/completion.json

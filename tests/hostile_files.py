@@ -32,6 +32,7 @@ from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.chakra import render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, render_table
 from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.memory_snapshot import render_memory_snapshots
 from shardscope.report.export.perfetto import render_perfetto_chunks
 from shardscope.report.export.tensorboard import render_tensorboard
 from shardscope.report.html.html import render_html
@@ -238,6 +239,7 @@ READERS: dict[str, Callable[[Recording], object]] = {
         [_join(trace) for _, trace in render_chakra(recording)],
         _join(render_chakra_groups(recording)),
     ),
+    "memory-snapshot": lambda recording: list(render_memory_snapshots(recording)),
     **{
         f"{table} as csv": lambda recording, table=table: _join(render_table(recording, name=table))
         for table in TABLES

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardscope.record import (
     Agreement,
+    AllocationTable,
     Axis,
     BreakSite,
     BucketReduce,
@@ -56,6 +57,7 @@ from shardscope.record import (
     Recording,
     Redistribute,
     RunInfo,
+    SegmentTable,
     Severity,
     Sharding,
     SkippedFrame,
@@ -443,6 +445,24 @@ def _hostile_memory() -> MemoryProfile:
             for order, phase in enumerate(Phase)
         ),
         device_bytes=1000,
+        allocations=AllocationTable(
+            first_order=1,
+            last_order=4,
+            start=tuple(index % 6 - 1 for index in range(len(HOSTILE_NAMES))),
+            end=(5,) * len(HOSTILE_NAMES),
+            num_bytes=(100,) * len(HOSTILE_NAMES),
+            address=tuple(range(0, 512 * len(HOSTILE_NAMES), 512)),
+            kind=tuple(index % len(kinds) for index in range(len(HOSTILE_NAMES))),
+            phase=(1,) * len(HOSTILE_NAMES),
+            module=tuple(range(len(HOSTILE_NAMES))),
+            source=tuple(range(len(HOSTILE_NAMES))),
+            modules=tuple(HOSTILE_NAMES),
+            sources=tuple(
+                Source(file=name, line=number, function=name, text=name)
+                for number, name in enumerate(HOSTILE_NAMES)
+            ),
+            segments=SegmentTable(address=(0,), num_bytes=(2 << 20,), order=(0,)),
+        ),
     )
 
 

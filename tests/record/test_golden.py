@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from shardscope.record import (
+    AllocationTable,
     Axis,
     BucketReduce,
     Call,
@@ -33,6 +34,7 @@ from shardscope.record import (
     Recording,
     Redistribute,
     RunInfo,
+    SegmentTable,
     Severity,
     Sharding,
     Source,
@@ -212,6 +214,25 @@ def make_second() -> Recording:
             reserved_bytes=0,
             needed_bytes=8192,
             device_bytes=0,
+            allocations=AllocationTable(
+                first_order=2,
+                last_order=4,
+                start=(-1, 0, 2, 2),
+                end=(5, 5, 4, 4),
+                num_bytes=(2048, 512, 1024, 512),
+                address=(0, 2048, 4096, 4096),
+                kind=(0, 2, 1, 1),
+                phase=(4, 3, 1, 1),
+                module=(0, -1, 0, 1),
+                source=(-1, -1, 0, 0),
+                modules=("layers.0", ""),
+                sources=(
+                    Source(file="train.py", line=12, function="step", text="loss.backward()"),
+                ),
+                segments=SegmentTable(address=(0,), num_bytes=(2 << 20,), order=(0,)),
+                num_left_out=1,
+                max_left_out_bytes=512,
+            ),
         ),
     )
     stages = (
@@ -253,3 +274,10 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
     path = _FOLDER / "recording_v2.json"
     assert load(path) == make_second()
     assert encode(make_second()) == path.read_bytes()
+
+
+def test_a_file_of_schema_2_from_before_allocations_were_recorded_still_reads():
+    second = make_second()
+    earlier = tuple(replace(profile, allocations=None) for profile in second.memory)
+    path = _FOLDER / "recording_v2_without_allocations.json"
+    assert load(path) == replace(second, memory=earlier)

@@ -56,6 +56,14 @@ def _claim(**changes) -> bytes:
 
 ONE = {"ranks": [[0, 1, 1]]}
 MODULE = {"name": "", "type": "", "ranks": [[0, 1, 1]]}
+PROFILE = {"rank": 0, "peak_bytes": 1, "peak_order": 0, "peak_phase": "forward"}
+COLUMNS = ("start", "end", "num_bytes", "address", "kind", "phase", "module", "source")
+TABLE = {
+    "first_order": 0,
+    "last_order": 0,
+    "modules": [""],
+    **{column: [-1] if column == "source" else [0] for column in COLUMNS},
+}
 CLAIMS = {
     "ranks": (_claim(), r"names 1,048,576 ranks at \$.run.ranks, more than can be in a file of"),
     "modules": (
@@ -94,6 +102,14 @@ CLAIMS = {
             ],
         ),
         r"a slice at \$.layouts\[0\].slices with other dims than its tensor, which has 2",
+    ),
+    "columns of allocations": (
+        _claim(run=ONE, memory=[{**PROFILE, "allocations": {**TABLE, "end": []}}]),
+        r"columns of different lengths at \$.memory\[0\].allocations",
+    ),
+    "positions in allocations": (
+        _claim(run=ONE, memory=[{**PROFILE, "allocations": {**TABLE, "module": [3]}}]),
+        r"a position at \$.memory\[0\].allocations.module that is not in its list of 1",
     ),
 }
 

@@ -15,6 +15,7 @@ import pytest
 
 from shardscope.record import (
     Agreement,
+    AllocationTable,
     Axis,
     BreakSite,
     Cause,
@@ -57,6 +58,7 @@ from shardscope.record import (
     RankMemory,
     Recompile,
     RunInfo,
+    SegmentTable,
     Severity,
     Sharding,
     SkippedFrame,
@@ -161,6 +163,8 @@ _TABLES = {
     "memory": MemoryProfile,
     "at_peak": MemoryUse,
     "samples": MemorySample,
+    "allocations": AllocationTable,
+    "segments": SegmentTable,
     "layouts": TensorLayout,
     "slices": Slice,
     "parity": Parity,

@@ -20,8 +20,10 @@ from shardscope.cli.ci_comment import (
 from shardscope.cli.ci_runs import BaseCheckout, RecordRun, checked_out, record
 from shardscope.cli.ci_settings import CISettings, is_affected, read_settings
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
+from shardscope.cli.contract import read_contract_figures
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import Trigger, find_reasons, parse_share, parse_triggers
+from shardscope.cli.json_result import add_message, current_json
 from shardscope.cli.loading import load_recordings, load_reviewed
 from shardscope.cli.verb import Verb
 from shardscope.contract import check
@@ -38,6 +40,8 @@ from shardscope.report.export.annotations import (
     annotate_findings,
     find_program,
 )
+from shardscope.report.result.figures import Figures
+from shardscope.report.result.recording_figures import read_changes
 
 _FILES = {"sarif": "shardscope.sarif", "gitlab": "gl-code-quality-report.json"}
 _BASES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_DIFF_BASE_SHA")
@@ -234,6 +238,11 @@ def _report(
         print_out(render_changes(changes))
     for note in result.notes:
         print_line(f"note: {note}")
+        add_message(note)
+    if document := current_json():
+        document.add_figures(
+            _read_figures(result), summarize_result(result), has_problems=result.is_failed
+        )
     body = render_comment(result)
     if folder is not None:
         files = {"comment.md": iter([body.encode()])}
@@ -252,6 +261,14 @@ def _report(
     if is_commented:
         _write_comment(body)
     print_line(f"shardscope ci: {summarize_result(result)}")
+
+
+def _read_figures(result: CIResult) -> Figures:
+    contract = result.contract
+    return Figures(
+        comparisons=tuple(map(read_changes, result.changes)),
+        contract=None if contract is None else read_contract_figures(contract, result.violations),
+    )
 
 
 def _set_outputs(**values: str) -> None:

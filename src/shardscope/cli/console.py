@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segments
 
+from shardscope.cli.json_result import add_message, current_json
 from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
 from shardscope.record.text import GuardedFile, sanitize_text
@@ -148,6 +150,9 @@ class _Console(Console):
 
 def print_out(*things: RenderableType) -> None:
     """Print to standard output: colours on a terminal unless NO_COLOR, plain otherwise."""
+    if result := current_json():
+        result.add_printed(*things)
+        return
     with writing_out():
         console = _open_console()
         with show_progress("laying out"):
@@ -158,8 +163,30 @@ def print_out(*things: RenderableType) -> None:
 
 def print_line(text: str = "") -> None:
     """Print a line of any length, with untrusted text sanitized."""
+    if result := current_json():
+        result.add_printed(sanitize_text(text))
+        return
     with writing_out():
         _open_console().print(sanitize_text(text), soft_wrap=True)
+
+
+def print_next(command: str, label: str = "next") -> None:
+    """Print a command that is useful now: `next: shardscope report run.json.gz`."""
+    if result := current_json():
+        result.add_next(command)
+        return
+    print_line(f"{label}: {command}")
+
+
+def print_error(sentence: str) -> None:
+    """Print to standard error why the command fails."""
+    print_note(sentence, is_error=True)
+
+
+def print_note(sentence: str, *, is_error: bool = False) -> None:
+    """Print a sentence to standard error, with untrusted text sanitized."""
+    add_message(sentence, is_error=is_error)
+    click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
 
 
 def print_traceback(error: BaseException) -> None:
@@ -171,7 +198,8 @@ def print_traceback(error: BaseException) -> None:
 def write_out(chunks: Iterable[bytes]) -> None:
     """Send bytes to standard output."""
     with writing_out():
-        sys.stdout.buffer.writelines(chunks)
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
 
 
 def _open_console() -> Console:
@@ -186,8 +214,11 @@ def _open_console() -> Console:
 def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Show a progress line with elapsed time on standard error; yields a function to update it.
 
-    On a terminal only, and only if the work takes a while.
+    On a terminal only, or as lines with `--json`, and only if the work takes a while.
     """
+    if current_json() is not None and is_shown:
+        yield _ProgressLines(title)
+        return
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     # What the user's program prints belongs on standard output, wherever that goes.
@@ -206,6 +237,20 @@ def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[st
             timer.join()
         if progress.live.is_started:
             progress.stop()
+
+
+@final
+class _ProgressLines:
+    """Writes progress to standard error as lines, at most one in `_PATIENCE_S`."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._time = time.monotonic()
+
+    def __call__(self, doing: str) -> None:
+        if time.monotonic() - self._time >= _PATIENCE_S:
+            self._time = time.monotonic()
+            click.echo(sanitize_text(f"{self._title}: {doing}"), err=True)
 
 
 def exit_code(recording: Recording, *, is_strict: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,7 @@ from shardscope.cli.annotations import CI_FORMATS, annotate_violations, render_a
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import parse_share
+from shardscope.cli.json_result import check_stdout_is_free, current_json
 from shardscope.cli.loading import load_recordings
 from shardscope.cli.program import LaunchedProgram, print_failures, program_options
 from shardscope.cli.shared_options import force_option
@@ -40,6 +42,7 @@ from shardscope.contract.violation_text import list_rows, summarize
 from shardscope.record import Recording, check_output, sanitize_text
 from shardscope.record.encoding import encode_json
 from shardscope.record.units import plural
+from shardscope.report.result.figures import ContractFigures, Figures, ViolationFigures
 from shardscope.report.text.problems import describe_checks
 
 _DEFAULT = "shardscope.toml"
@@ -96,11 +99,23 @@ def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: s
     Each limit is compared with the recordings that have its figure (of trace, memory, explain, …);
     a limit whose figure was not recorded counts as exceeded.
     """
+    if form != "text":
+        check_stdout_is_free(f"--format {form}", "Leave one of them out.")
     file = open_contract(path)
     with show_progress("checking") as report:
         recordings = load_recordings(files, report)
         report("measuring")
         violations = check(file.contract, *recordings)
+    if result := current_json():
+        summary = f"{file.path}: {summarize(violations, len(file.contract.limits))}"
+        again = shlex.join(["shardscope", "contract", "check", *files, "--contract", path])
+        result.add_figures(
+            Figures(contract=read_contract_figures(file, violations)),
+            summary,
+            has_problems=bool(violations),
+            more=[f"{again} --format json"],
+        )
+        ctx.exit(int(bool(violations)))
     if form == "text" and any(limit.figure is Figure.FINDINGS for limit in file.contract.limits):
         print_out(Text(f"findings: {sanitize_text(describe_checks(*recordings))}"))
     if form in CI_FORMATS:
@@ -109,6 +124,29 @@ def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: s
     if form in _PRINTERS:
         _PRINTERS[form](file, violations)
     ctx.exit(int(bool(violations)))
+
+
+def read_contract_figures(file: ContractFile, violations: Sequence[Violation]) -> ContractFigures:
+    """The violations of a contract, for a result as JSON."""
+    return ContractFigures(
+        contract=file.path,
+        num_limits=len(file.contract.limits),
+        num_violations=len(violations),
+        violations=tuple(
+            ViolationFigures(
+                title=violation.title,
+                expected=violation.expected,
+                actual=violation.actual,
+                line=f"{file.path}:{file.lines.get(violation.limit, 1)}",
+                modules=violation.modules,
+                evidence=tuple(
+                    row.text for row in list_rows(violation) if row.label in ("cause", "line")
+                ),
+                remedy=violation.remedy,
+            )
+            for violation in violations
+        ),
+    )
 
 
 def _print_text(file: ContractFile, violations: Sequence[Violation]) -> None:

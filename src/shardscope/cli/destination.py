@@ -26,6 +26,7 @@ from shardscope.cli.console import (
     print_out,
     show_progress,
 )
+from shardscope.cli.json_result import add_recording, current_json
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
@@ -36,12 +37,12 @@ A command that runs a program (demo, run, trace, audit, visualize, memory, cover
 parity, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where
 NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
 (NAME-2). report and export save a file next to the recording, contract record saves
-shardscope.toml, and query saves its result with -o. show, tui, diff and contract check save
-nothing.
+shardscope.toml, init a target or files for CI. ci and query save files only with -o. show, tui,
+diff, contract check, doctor, completion and mcp save nothing.
 
 -o OUT names another file; {rank} in it becomes the rank. A recording is saved as Parquet if OUT
-ends in .parquet. An existing file is overwritten only with
---force. Each file is printed as "saved FILE".
+ends in .parquet. An existing file is overwritten only with --force. Each file is printed as "saved
+FILE".
 """
 
 _ENDING = ".shardscope.json.gz"
@@ -79,6 +80,7 @@ class Destination:
         finally:  # a recording is saved even if it cannot be printed, and the reverse
             with show_progress("saving the recording", is_shown=is_first()):
                 self._path = self._save(recording)
+        add_recording(recording, [self._path])
         if is_first():
             print_line()
             print_saved(self._path)
@@ -111,6 +113,9 @@ def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> Non
 
 def print_saved(path: str | Path, note: str = "") -> None:
     """Print `saved FILE`, on a line of its own however long it is."""
+    if result := current_json():
+        result.add_file(path, note)
+        return
     print_line(f"saved {path} ({note})" if note else f"saved {path}")
 
 

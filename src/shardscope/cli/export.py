@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 
 from shardscope.cli.annotations import render_annotations
-from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
+from shardscope.cli.json_result import add_recording, check_stdout_is_free, current_json
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
@@ -26,6 +28,10 @@ from shardscope.report.export.annotations import annotate_findings
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.memory_snapshot import (
+    list_snapshot_ranks,
+    render_memory_snapshots,
+)
 from shardscope.report.export.perfetto import render_perfetto_chunks
 from shardscope.report.export.tensorboard import render_tensorboard
 
@@ -42,24 +48,59 @@ def check_chakra(target: str) -> None:
 def write_chakra(recording: Recording, target: str, *, force: bool) -> None:
     """Write a file for each rank, `{rank}` in the target's name, and the groups beside them."""
     ranks = list_chakra_ranks(recording)
+    _check_names_ranks(ranks, target, what="trace", example="run.{rank}.et")
+    groups = {_name_groups(target): render_chakra_groups(recording)}
+    _write_each_rank(ranks, render_chakra(recording), target, force=force, beside=groups)
+
+
+def write_snapshots(recording: Recording, file: str, target: str, *, force: bool) -> None:
+    """Write a memory snapshot for each rank, `{rank}` in the target's name."""
+    ranks = list_snapshot_ranks(recording)
+    if not ranks:
+        raise OutputError(
+            f"'{file}' has no allocations to export. Export a recording of `shardscope memory`, or "
+            "record again if an earlier version of shardscope made it."
+        )
+    _check_names_ranks(ranks, target, what="memory snapshot", example="run.{rank}.snapshot.pickle")
+    snapshots = render_memory_snapshots(recording)
+    if target == "-":
+        write_out(snapshot for _, snapshot in snapshots)
+    else:
+        _write_each_rank(ranks, snapshots, target, force=force)
+
+
+def _check_names_ranks(ranks: Sequence[int], target: str, *, what: str, example: str) -> None:
     if len(ranks) > 1 and "{rank}" not in target:
         raise OutputError(
-            f"{len(ranks)} ranks have a trace each, and '{target}' is one file. "
-            "Put {rank} into its name, as in -o run.{rank}.et."
+            f"{len(ranks)} ranks have a {what} each, and '{target}' is one file. "
+            f"Put {{rank}} into its name, as in -o {example}."
         )
-    groups = _name_groups(target)
-    for path in (*(name_for_rank(target, rank) for rank in ranks), groups):
+
+
+def _write_each_rank(
+    ranks: Sequence[int],
+    contents: Iterator[tuple[int, bytes]],
+    target: str,
+    *,
+    force: bool,
+    beside: Mapping[Path, bytes] = MappingProxyType({}),
+) -> None:
+    """Write the content of each rank to its file, and further files beside them."""
+    for path in (*(name_for_rank(target, rank) for rank in ranks), *beside):
         check_output(path, force=force)  # all of them before the first is written
     with show_progress(f"writing {target}"):
-        for rank, trace in render_chakra(recording):
-            write_file(trace, name_for_rank(target, rank), force=force)
-        write_file(render_chakra_groups(recording), groups, force=force)
+        for rank, content in contents:
+            write_file(content, name_for_rank(target, rank), force=force)
+        for path, content in beside.items():
+            write_file(content, path, force=force)
     first, *further = (str(name_for_rank(target, rank)) for rank in ranks)
-    if further:
+    if further and current_json() is None:
         print_saved(f"{first} … {further[-1]}", plural(len(ranks), "rank"))
     else:
-        print_saved(first)
-    print_saved(groups)
+        for file in (first, *further):
+            print_saved(file)
+    for path in beside:
+        print_saved(path)
 
 
 def _name_groups(target: str) -> Path:
@@ -75,6 +116,7 @@ _ENDINGS = {
     "tensorboard": ".tfevents",
     "chakra": ".{rank}.et",
     "parquet": ".parquet",
+    "memory-snapshot": ".{rank}.snapshot.pickle",
     "csv": ".csv",
     "json": ".json",
     "markdown": ".md",
@@ -91,12 +133,18 @@ _MAX_STEP = 2**63 - 1
         "shardscope export run.json.gz --to perfetto",
         "shardscope export run.json.gz --to csv --table findings -o -",
         "shardscope export run.json.gz --to markdown --against before.json.gz",
+        "shardscope export memory.json.gz --to memory-snapshot",
     ],
     fails_if="With --strict: the recording has gaps.",
 )
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Output format."
+    "--to",
+    "form",
+    type=click.Choice(list(_ENDINGS)),
+    metavar="FORMAT",
+    required=True,
+    help=f"Output format: {', '.join(_ENDINGS)}.",
 )
 @click.option(
     "-o",
@@ -140,19 +188,24 @@ def command(
     in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
     trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups. The
     formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI. The
-    formats parquet and json are recordings again, which every command reads.
+    format memory-snapshot is, for each rank, what torch.cuda.memory._dump_snapshot writes: all
+    allocations of the step, for https://pytorch.org/memory_viz. The formats parquet and json are
+    recordings again, which every command reads.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
     _check_target(target, form, file, against, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
+    add_recording(recording, [file])
     _warn_of_gaps(recording)
     _warn_if_empty(recording, form, table or "collectives")
     if form == "chakra":
         write_chakra(recording, target, force=force)
     elif form in ("sarif", "gitlab"):
         _write(_render_findings(recording, file, form), target, force=force)
+    elif form == "memory-snapshot":
+        write_snapshots(recording, file, target, force=force)
     elif form == "markdown":
         _write(_render_markdown(recording, file, against), target, force=force)
     else:
@@ -214,7 +267,9 @@ def _check_options(form: str, *, table: str | None, step: int | None, against: s
 def _check_target(target: str, form: str, file: str, against: str | None, *, force: bool) -> None:
     if form == "chakra":
         check_chakra(target)
-    elif target != "-":
+    elif target == "-":
+        check_stdout_is_free("-o -", "Name a file with -o.")
+    else:
         if form == "tensorboard":
             _check_event_file(target)
         check_distinct(target, [file, *filter(None, [against])])
@@ -242,7 +297,7 @@ def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
     if filled:
         remedy = f"These tables have rows: {', '.join(filled)}."
     fact = f"the recording has no {table}, so the table is empty"
-    click.echo(f"shardscope: {fact}. {remedy}", err=True)
+    print_note(f"{fact}. {remedy}")
 
 
 def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
@@ -254,13 +309,13 @@ def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
     else:
         fact = "collectives were not recorded, so the trace is empty. Export a recording of "
         fact += "shardscope trace."
-    click.echo(f"shardscope: {fact}", err=True)
+    print_note(fact)
 
 
 def _warn_of_gaps(recording: Recording) -> None:
     if recording.gaps:
         gaps = plural(len(recording.gaps), "gap")
-        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` lists them.", err=True)
+        print_note(f"the recording has {gaps}; `shardscope show` lists them.")
 
 
 def _name_output(file: str, form: str, table: str | None) -> str:

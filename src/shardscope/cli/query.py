@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
 
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
 from shardscope.cli.destination import check_distinct, save_file
+from shardscope.cli.json_result import check_stdout_is_free, current_json
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import check_output
@@ -15,13 +18,16 @@ from shardscope.record.units import plural
 from shardscope.report.query.database import Database, open_recording
 from shardscope.report.query.results import (
     MAX_ROWS,
+    list_columns,
     list_tables,
+    make_json_value,
     render_arrow,
     render_csv_rows,
     render_json_rows,
     render_markdown_rows,
     render_text,
 )
+from shardscope.report.result.figures import Figures, TableFigures
 
 _FORMS = {"csv": render_csv_rows, "json": render_json_rows, "markdown": render_markdown_rows}
 
@@ -61,7 +67,10 @@ def command(
     Of several FILEs, each table has a column `recording` with the file's name. A query can read the
     recordings and nothing else.
     """
+    if form != "table" and output in (None, "-"):
+        check_stdout_is_free(f"--format {form}", "Save it with -o, or leave one of them out.")
     if is_listed:
+        add_table(["table", "columns"], list_columns())
         print_out(list_tables())
         return
     if sql is None or not files:
@@ -84,11 +93,24 @@ def command(
     if form in _FORMS:
         _write(_FORMS[form](names, rows), output, force=force)
         return
+    again = shlex.join(["shardscope", "query", sql, *files, "--format", "csv", "-o", "rows.csv"])
+    add_table(names, rows, more=[again])
     print_out(render_text(names, rows))
     if len(rows) > MAX_ROWS:
         print_line(
             f"{plural(len(rows) - MAX_ROWS, 'more row')} not shown; --format csv writes all."
         )
+
+
+def add_table(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], more: Sequence[str] = ()
+) -> None:
+    """Report rows with `--json`; the document has as many as fit."""
+    if result := current_json():
+        cells = tuple(tuple(map(make_json_value, row)) for row in rows[:MAX_ROWS])
+        table = TableFigures(columns=tuple(names), num_rows=len(rows), rows=cells)
+        summary = f"{plural(len(rows), 'row')}, {plural(len(names), 'column')}"
+        result.add_figures(Figures(table=table), summary, has_problems=False, more=more)
 
 
 def _write(chunks: Iterable[bytes], output: str | None, *, force: bool) -> None:

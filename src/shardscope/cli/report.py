@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, save_file
+from shardscope.cli.json_result import add_recording, check_stdout_is_free
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
-from shardscope.record.text import sanitize_text
 from shardscope.report.html.communication_rows import MAX_CALLS
 from shardscope.report.html.html import render_html
 
@@ -45,11 +45,14 @@ def command(
 ) -> None:
     """Save a recording as one HTML page that opens offline; several FILEs are one run."""
     target = output or name_after(files[0], ".html")
-    if target != "-":
+    if target == "-":
+        check_stdout_is_free("-o -", "Name a file with -o.")
+    else:
         check_distinct(target, [*files, *filter(None, [against])])
         check_output(target, force=force)
     with show_progress("reporting") as report:
         recording = load_reviewed(files, report)
+        add_recording(recording, files)
         document = _draw(recording, files, against, report)
     _advise(recording, document)
     if target == "-":
@@ -93,4 +96,4 @@ def _open(target: str) -> None:
     """Open the file in a browser, if there is one."""
     if not webbrowser.open(Path(target).resolve().as_uri()):
         sentence = f"no browser could be started; open {target} by hand."
-        click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
+        print_note(sentence)

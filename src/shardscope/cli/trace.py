@@ -21,6 +21,7 @@ from shardscope.cli.console import (
     is_first,
     is_launched,
     launched_rank,
+    print_error,
     print_traceback,
     show_progress,
 )
@@ -44,7 +45,6 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output
 from shardscope.record.files import name_for_rank
-from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import View, render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -203,5 +203,5 @@ def _outcome(
         return exit_code(recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and traced_step.error is not None:
         print_traceback(traced_step.error)
-    click.echo(f"shardscope: {sanitize_text(traced_step.failure)}", err=True)
+    print_error(traced_step.failure)
     return 2

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
-from shardscope.record.base import Axis, Record
+from shardscope.record.base import Axis, Phase, Record
 from shardscope.record.encoding import (
     FileHeader,
     SharedValues,
@@ -26,7 +26,12 @@ from shardscope.record.encoding import (
 )
 from shardscope.record.files import read_file, write_file
 from shardscope.record.parquet import MAGIC, ParquetRecording, encode_parquet, is_parquet_name
-from shardscope.record.profile_records import MemoryProfile
+from shardscope.record.profile_records import (
+    NO_POSITION,
+    AllocationTable,
+    MemoryKind,
+    MemoryProfile,
+)
 from shardscope.record.ranks import MAX_RANKS, RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
@@ -42,6 +47,16 @@ _ELSEWHERE = (2 * MAX_RANKS, 16)
 # Deeper than any model: reading a name costs the square of its number of parts.
 _MAX_PARTS = 512
 
+_ALLOCATION_COLUMNS = (
+    "start",
+    "end",
+    "num_bytes",
+    "address",
+    "kind",
+    "phase",
+    "module",
+    "source",
+)
 _REMEDY = "The file was damaged or edited; record again."
 
 Spans = tuple[RankSpan, ...]
@@ -63,6 +78,9 @@ def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
                 f"'{name}' has a slice at $.layouts[{index}].slices with other dims than its "
                 f"tensor, which has {len(layout.shape)}. {_REMEDY}"
             )
+    for index, profile in enumerate(recording.memory):
+        if profile.allocations is not None:
+            _check_allocations(profile.allocations, f"$.memory[{index}].allocations", name)
     for module_name in set(_list_module_names(recording)):
         if module_name is not None and module_name.count(".") >= _MAX_PARTS:
             raise RecordingError(
@@ -96,6 +114,27 @@ def _check_world(place: str, spans: Spans, world_size: int, name: str) -> None:
             f"'{name}' names {num_ranks} ranks at {place}, some of them twice: its world size "
             f"is {world_size}. {_REMEDY}"
         )
+
+
+def _check_allocations(table: AllocationTable, place: str, name: str) -> None:
+    """Raise RecordingError if columns differ in length, or point outside of their lists."""
+    segments = table.segments
+    lengths = {len(getattr(table, column)) for column in _ALLOCATION_COLUMNS}
+    segment_lengths = {len(segments.address), len(segments.num_bytes), len(segments.order)}
+    if len(lengths) > 1 or len(segment_lengths) > 1:
+        raise RecordingError(f"'{name}' has columns of different lengths at {place}. {_REMEDY}")
+    for column, size in (
+        ("kind", len(MemoryKind)),
+        ("phase", len(Phase)),
+        ("module", len(table.modules)),
+        ("source", len(table.sources)),
+    ):
+        positions = getattr(table, column)
+        if positions and not (min(positions) >= NO_POSITION and max(positions) < size):
+            raise RecordingError(
+                f"'{name}' has a position at {place}.{column} that is not in its list of {size}. "
+                f"{_REMEDY}"
+            )
 
 
 def _list_in_world(recording: Recording) -> Iterator[tuple[str, Spans]]:
@@ -135,6 +174,7 @@ def _list_module_names(recording: Recording) -> Iterator[str | None]:
     for profile in recording.memory:
         yield from (use.module for use in profile.at_peak)
         yield from (sample.module for sample in profile.samples)
+        yield from profile.allocations.modules if profile.allocations is not None else ()
     for parity in recording.parity:
         yield from (divergence.module for divergence in parity.divergences)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from shardscope.record.base import Phase, Record
+from shardscope.record.base import Phase, Record, Source
 from shardscope.record.ranks import Natural, Rank
+
+NO_POSITION = -1
+"""In a column of positions: none, as of an allocation that belongs to no module."""
 
 
 class MemoryKind(StrEnum):
@@ -38,6 +41,86 @@ class MemorySample(Record, frozen=True, kw_only=True, gc=False):
     num_bytes: tuple[Natural, ...]  # one for each kind, in the order of MemoryKind
 
 
+class SegmentTable(Record, frozen=True, kw_only=True, gc=False):
+    """The segments that the allocator has reserved on the device, in columns, by address."""
+
+    address: tuple[Natural, ...] = ()
+    num_bytes: tuple[Natural, ...] = ()
+    order: tuple[Natural, ...] = ()  # event that made the allocator reserve it
+
+
+class Allocation(Record, frozen=True, kw_only=True, gc=False):
+    """Memory in use from event `start` until event `end` of a step: a row of `AllocationTable`."""
+
+    start: int
+    end: Natural
+    num_bytes: Natural
+    address: Natural
+    kind: MemoryKind
+    phase: Phase
+    module: str | None = None
+    source: Source | None = None
+
+
+class AllocationTable(Record, frozen=True, kw_only=True, gc=False):
+    """Every allocation that was in use during a step, in columns, in the order of `start`.
+
+    Events count allocations and releases, as `order` of a sample does; those of the step are
+    `first_order` to `last_order`. An allocation is in use from event `start` until event `end`,
+    which is `last_order + 1` if it outlives the step. A `start` before `first_order` means that it
+    was there when the step began; a negative one, that it was there before any step.
+
+    Rows with the same `start` are parts of one allocation, such as a bucket that has gradients of
+    several modules; they have the same `address`. `kind` and `phase` are positions in `MemoryKind`
+    and `Phase`, `module` and `source` positions in `modules` and `sources`. The phase is the one
+    that allocated it. Bytes are those of the allocator's blocks, so that the rows in use at a
+    sample sum to it, except for `num_left_out` allocations: a large step has more than a file
+    should, and then the smallest are left out.
+    """
+
+    first_order: Natural
+    last_order: Natural
+    start: tuple[int, ...] = ()
+    end: tuple[Natural, ...] = ()
+    num_bytes: tuple[Natural, ...] = ()
+    address: tuple[Natural, ...] = ()
+    kind: tuple[Natural, ...] = ()
+    phase: tuple[Natural, ...] = ()
+    module: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    segments: SegmentTable = SegmentTable()
+    num_left_out: Natural = 0
+    max_left_out_bytes: Natural = 0  # of the largest allocation that was left out
+
+    def list_allocations(self) -> Iterator[Allocation]:
+        """The rows."""
+        kinds, phases = tuple(MemoryKind), tuple(Phase)
+        columns = zip(
+            self.start,
+            self.end,
+            self.num_bytes,
+            self.address,
+            self.kind,
+            self.phase,
+            self.module,
+            self.source,
+            strict=True,
+        )
+        for start, end, num_bytes, address, kind, phase, module, source in columns:
+            yield Allocation(
+                start=start,
+                end=end,
+                num_bytes=num_bytes,
+                address=address,
+                kind=kinds[kind],
+                phase=phases[phase],
+                module=None if module == NO_POSITION else self.modules[module],
+                source=None if source == NO_POSITION else self.sources[source],
+            )
+
+
 class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     """A step's memory on one rank.
 
@@ -59,6 +142,7 @@ class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     reserved_bytes: Natural | None = None
     needed_bytes: Natural | None = None  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked
+    allocations: AllocationTable | None = None
 
 
 class Span(Record, frozen=True, kw_only=True, gc=False):

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect as types
 
 from shardscope.record.base import Axis, Source
-from shardscope.record.profile_records import MemoryKind
+from shardscope.record.profile_records import Allocation, AllocationTable, MemoryKind
 from shardscope.record.ranks import RankSpan, format_ranks
 from shardscope.record.recording import Cause, Recording, describe_cause
 
@@ -66,6 +66,10 @@ class Table(NamedTuple):
 
 def _list_records(record: Any, field: str) -> tuple[Any, ...]:
     value = getattr(record, field)
+    if isinstance(value, AllocationTable):
+        return tuple(value.list_allocations())
+    if value is None:
+        return ()
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -85,6 +89,7 @@ _PATHS = {
     "memory": "memory",
     "memory_uses": "memory.at_peak",
     "memory_samples": "memory.samples",
+    "allocations": "memory.allocations",
     "coverage": "coverage",
     "ops": "coverage.ops",
     "moves": "coverage.ops.moves",
@@ -159,8 +164,9 @@ def _find_record(path: tuple[str, ...]) -> type[Any]:
         field_type = next(f.type for f in _list_fields(record) if f.name == name)
         if isinstance(field_type, types.VarTupleType):
             field_type = field_type.item_type
-        assert isinstance(field_type, types.StructType), f"{path} does not lead to records"
-        record = field_type.cls
+        members = _list_members(field_type)
+        assert len(members) == 1, f"{path} does not lead to records"
+        record = Allocation if members[0].cls is AllocationTable else members[0].cls
     return record
 
 
@@ -196,6 +202,8 @@ def _flatten(name: str, field_type: types.Type) -> Iterator[Column]:
     plain = _read_plain_type(name, field_type)
     if plain is not None:
         yield Column(name, plain, attrgetter(name))
+    elif any(member.cls is AllocationTable for member in members):
+        return  # its rows are a table
     elif len(members) > 1:
         assert {member.cls for member in members} == set(Cause.__args__)
         yield from _flatten_cause(name, members)

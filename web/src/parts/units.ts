@@ -77,6 +77,12 @@ export function formatBytesCell(numBytes: number): string {
   return numBytes ? formatBytes(numBytes) : "·";
 }
 
+/** A difference of bytes with its sign: `+1.50 KiB`, `−12.3 MiB`; none is a dot. */
+export function formatBytesChange(change: number): string {
+  if (!change) return "·";
+  return `${change > 0 ? "+" : "−"}${formatBytes(Math.abs(change))}`;
+}
+
 /** `12%`, `<1%`; zero of zero is `0%`. */
 export function formatShare(part: number, total: number): string {
   if (!part || !total) return "0%";

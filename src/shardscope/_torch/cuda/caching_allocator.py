@@ -81,6 +81,7 @@ class CachingAllocator:
             False: [],
         }  # by is_small: size, address
         self._free_blocks: dict[int, Block] = {}  # by address
+        self.segments: list[tuple[int, int]] = []  # address and size of each that was reserved
         self._next_address = 0
         # By how much the running call changes the free parts of segments: their number and bytes.
         self._split_change = [0, 0]
@@ -176,6 +177,7 @@ class CachingAllocator:
         block = Block(segment, self._next_address, is_small=is_small)
         self._count("segment", block, 1)
         self._count("reserved_bytes", block, segment)
+        self.segments.append((block.address, segment))
         self._next_address += segment
         return block
 

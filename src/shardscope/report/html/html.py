@@ -135,7 +135,6 @@ _DOCUMENT = """\
 </body>
 </html>
 """
-_INLINE_HEIGHT = "720px"
 _APOLOGY = (
     "This report needs JavaScript. Allow scripts for this file, or run `shardscope show` for "
     "the same figures in a terminal."
@@ -150,15 +149,6 @@ def render_html(
 ) -> str:
     """Render the document, deterministically. `titles` name the two recordings of a comparison."""
     return render_page(build_page(recording, against=against, titles=titles))
-
-
-def render_inline(recording: Recording) -> str:
-    """Render the document in a sandboxed frame for another one, such as a notebook."""
-    document = escape(render_html(recording))
-    return (
-        f'<iframe title="shardscope report" sandbox="allow-scripts" '
-        f'style="width: 100%; height: {_INLINE_HEIGHT}; border: 0" srcdoc="{document}"></iframe>'
-    )
 
 
 def render_page(page: Page, *, is_served: bool = False) -> str:

@@ -8,23 +8,29 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from shardscope.record import (
+    AllocationTable,
     MemoryKind,
     MemoryProfile,
     MemorySample,
+    Phase,
     Recording,
     compress_ranks,
     format_ranks,
 )
-from shardscope.report.html.page_index import Index
-from shardscope.report.html.page_views import MemoryCurve, PeakRow, PhaseRange
+from shardscope.record.units import format_bytes, plural
+from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.html.page_views import Allocations, MemoryCurve, PeakRow, PhaseRange
 from shardscope.report.text.memory_profile import ESTIMATE, describe_room, most_bytes
 
+_KINDS = list(MemoryKind)
 _MAX_SAMPLES = 1_500
 _MAX_REMAINING_SAMPLES = 3_000  # of all curves but the first, together
 _MIN_SAMPLES = 40
 _MAX_ROWS = 5_000  # modules and kinds at the peak
 _MAX_REMAINING_ROWS = 30  # on ranks other than the one that needs most
 _MAX_CURVES = 64
+_MAX_ALLOCATIONS = 40_000
+_MAX_REMAINING_ALLOCATIONS = 40_000  # of all curves but the first, together
 
 
 def make_memory(recording: Recording, index: Index) -> tuple[MemoryCurve, ...]:
@@ -34,6 +40,7 @@ def make_memory(recording: Recording, index: Index) -> tuple[MemoryCurve, ...]:
         ranks.setdefault(replace(profile, rank=0), []).append(profile.rank)
     curves = sorted(ranks.items(), key=lambda item: (-most_bytes(item[0]), item[1]))[:_MAX_CURVES]
     num_remaining = max(1, len(curves) - 1)
+    num_allocations = _MAX_REMAINING_ALLOCATIONS // num_remaining
     limit = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_REMAINING_SAMPLES // num_remaining))
     return tuple(
         _make_curve(
@@ -42,6 +49,7 @@ def make_memory(recording: Recording, index: Index) -> tuple[MemoryCurve, ...]:
             ranks=same,
             max_samples=limit if at else _MAX_SAMPLES,
             max_rows=_MAX_REMAINING_ROWS if at else _MAX_ROWS,
+            max_allocations=num_allocations if at else _MAX_ALLOCATIONS,
         )
         for at, (profile, same) in enumerate(curves)
     )
@@ -72,11 +80,20 @@ def find_peak(samples: Sequence[MemorySample], profile: MemoryProfile) -> int:
 
 
 def _make_curve(
-    profile: MemoryProfile, index: Index, *, ranks: list[int], max_samples: int, max_rows: int
+    profile: MemoryProfile,
+    index: Index,
+    *,
+    ranks: list[int],
+    max_samples: int,
+    max_rows: int,
+    max_allocations: int,
 ) -> MemoryCurve:
     samples = thin_samples(profile, limit=max_samples)
     columns = _by_kind(samples)
+    table = profile.allocations
     used_kinds = {use.kind for use in profile.at_peak}
+    if table is not None:
+        used_kinds |= {_KINDS[kind] for kind in set(table.kind)}
     kinds = [kind for kind in MemoryKind if kind in used_kinds or any(columns[kind])]
     positions = {kind: position for position, kind in enumerate(kinds)}
     at_peak = sorted(profile.at_peak, key=lambda use: -use.num_bytes)[:max_rows]
@@ -99,6 +116,9 @@ def _make_curve(
             )
             for use in at_peak
         ),
+        allocations=_make_allocations(table, index, positions, limit=max_allocations)
+        if table is not None
+        else None,
         first_peak_bytes=profile.first_peak_bytes,
         reserved_bytes=profile.reserved_bytes,
         needed_bytes=profile.needed_bytes,
@@ -106,6 +126,45 @@ def _make_curve(
         room=_describe_room(profile),
         caveat=ESTIMATE,
     )
+
+
+def _make_allocations(
+    table: AllocationTable, index: Index, positions: dict[MemoryKind, int], *, limit: int
+) -> Allocations:
+    """Make the columns of the `limit` largest rows."""
+    rows = range(len(table.start))
+    if len(rows) > limit:
+        by_size = sorted(rows, key=table.num_bytes.__getitem__, reverse=True)
+        left_out, chosen = by_size[limit:], sorted(by_size[:limit])
+    else:
+        left_out, chosen = [], list(rows)
+    modules = [index.module(name) for name in table.modules]
+    lines = [index.source(source) for source in table.sources]
+    return Allocations(
+        first=table.first_order - 1,
+        last=table.last_order,
+        start=tuple(table.start[row] for row in chosen),
+        end=tuple(table.end[row] for row in chosen),
+        num_bytes=tuple(table.num_bytes[row] for row in chosen),
+        kind=tuple(positions[_KINDS[table.kind[row]]] for row in chosen),
+        phase=tuple(table.phase[row] for row in chosen),
+        module=tuple(_at(modules, table.module[row], index.module(None)) for row in chosen),
+        line=tuple(_at(lines, table.source[row], NOWHERE) for row in chosen),
+        phases=tuple(map(str, Phase)),
+        note=_describe_left_out(table, left_out),
+    )
+
+
+def _at(positions: list[int], position: int, otherwise: int) -> int:
+    return otherwise if position < 0 else positions[position]
+
+
+def _describe_left_out(table: AllocationTable, left_out: list[int]) -> str:
+    number = table.num_left_out + len(left_out)
+    if not number:
+        return ""
+    size = max(table.max_left_out_bytes, *(table.num_bytes[row] for row in left_out), 0)
+    return f"{plural(number, 'allocation')} of at most {format_bytes(size)} are not listed"
 
 
 def _describe_room(profile: MemoryProfile) -> str:

@@ -175,6 +175,27 @@ class PhaseRange(Struct, frozen=True, kw_only=True):
     last: int
 
 
+class Allocations(Struct, frozen=True, kw_only=True):
+    """Allocations of a step in columns; what is in use at `order` has start ≤ order < end.
+
+    Rows with the same start are parts of one allocation, owned by several modules. The step begins
+    after event `first` and ends with event `last`; what was there before starts at `first` or
+    earlier, and what outlives the step ends after `last`.
+    """
+
+    first: int
+    last: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    num_bytes: tuple[int, ...]
+    kind: tuple[int, ...]  # position in MemoryCurve.kinds
+    phase: tuple[int, ...]  # position in `phases`: in which it was allocated
+    module: tuple[int, ...]  # that owns it
+    line: tuple[int, ...]  # position in sources: that allocated it
+    phases: tuple[str, ...]
+    note: str = ""  # which allocations are not listed
+
+
 class MemoryCurve(Struct, frozen=True, kw_only=True):
     """Memory over a step on identical ranks; columns have one entry for each sample.
 
@@ -198,6 +219,7 @@ class MemoryCurve(Struct, frozen=True, kw_only=True):
     reserved_bytes: int | None = None
     needed_bytes: int | None = None
     device_bytes: int | None = None
+    allocations: Allocations | None = None  # None: not recorded
     room: str = ""  # whether it fits on the device
     caveat: str = ""  # where the figures come from
 

@@ -65,7 +65,7 @@ def render_json_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Ite
     """Render a JSON list with an object for each row."""
     before = b"[\n"
     for row in rows:
-        values = map(_make_json_value, row)
+        values = map(make_json_value, row)
         yield before + encode_json(dict(zip(names, values, strict=True)))
         before = b",\n"
     yield b"\n]\n" if rows else b"[]\n"
@@ -81,7 +81,8 @@ def render_arrow(table: Any) -> bytes:
     return data
 
 
-def _make_json_value(value: Any) -> Any:
+def make_json_value(value: Any) -> Any:
+    """A cell as JSON has it: decimals become numbers."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value
@@ -100,13 +101,21 @@ def _write_cell(value: Any) -> str:
             return sanitize_text(str(value))
 
 
+def list_columns() -> list[tuple[str, str]]:
+    """Every table, with the names of its columns."""
+    return [
+        (table.name, ", ".join(column.name for column in table.columns))
+        for table in make_tables().values()
+    ]
+
+
 def list_tables() -> TextTable:
     """Every table with its columns, for the terminal."""
     listed = TextTable(box=None, pad_edge=False, header_style="bold")
     listed.add_column("table", no_wrap=True)
     listed.add_column("columns")
-    for table in make_tables().values():
-        listed.add_row(table.name, ", ".join(column.name for column in table.columns))
+    for name, columns in list_columns():
+        listed.add_row(name, columns)
     return listed
 
 

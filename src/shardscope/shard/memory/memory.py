@@ -36,9 +36,9 @@ from shardscope.errors import MemoryProfileError
 from shardscope.record import MemoryProfile, Recording, save
 from shardscope.record.files import name_for_rank
 from shardscope.shard.memory.advice import find_memory_problems, find_missing, needed_bytes
-from shardscope.shard.memory.allocations import make_profile
 from shardscope.shard.memory.memory_mode import MemoryMode, explain_failures
 from shardscope.shard.memory.module_phase import PhaseTracker
+from shardscope.shard.memory.profile import describe_left_out, make_profile
 from shardscope.shard.memory.step_facts import StepFactsCollector
 from shardscope.world import current_world
 
@@ -199,6 +199,10 @@ class Memory:
         where = "" if profile.peak_module is None else f" in {profile.peak_module or 'the model'}"
         return f"Memory(peak {profile.peak_bytes:,} bytes, {profile.peak_phase}{where})"
 
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording._repr_html_()
+
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the recording to a file.
 
@@ -301,6 +305,8 @@ class ObservedSteps:
             allocation_log, self._names, rank=self._records.rank, ends=self._ends
         )
         profile = replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
+        if profile.allocations is not None and profile.allocations.num_left_out:
+            self._records.report_gap("allocations", describe_left_out(profile.allocations))
         recording = self._records.recording()
         step_facts = self._facts.read(allocation_log, profile.peak_order)
         findings = (

@@ -77,7 +77,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_type: str,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.allocation_log = AllocationLog()
+        self.allocation_log = AllocationLog(phase_tracker.lines.read)
         self.num_values_read = 0  # of tensors that have none
         self.has_compiled = False
         self.has_offloaded = False
@@ -134,6 +134,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_compiled = is_compiled_running(sys._getframe())
         if op is READ_VALUE:
             return self._read_value(args[0])
+        self._phase_tracker.lines.note_op()
         if self.has_compiled and is_compiled_mask_running(sys._getframe()):
             return op(*args, **on_device(kwargs or {}, self._device_type))
         if op not in _LIFTS:  # of constants from Python, whose values torch must keep

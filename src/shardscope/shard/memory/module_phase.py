@@ -1,9 +1,10 @@
-"""The phase of the step and the module that is responsible, at any moment."""
+"""The phase of the step, the module and the source line that are responsible, at any moment."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -25,10 +26,53 @@ from shardscope._torch.autograd import (
 from shardscope._torch.ddp import Bucket
 from shardscope._torch.frames import is_optimizer_running
 from shardscope._torch.module_calls import watch_module_calls
+from shardscope.attribution.call_sites import find_backward_caller, read_stack
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
-from shardscope.record import Phase
+from shardscope.record import Phase, Source
 from shardscope.shard.memory.allocations import PhaseAndModule
+
+
+@final
+class LineTracker:
+    """Finds the line of the user's program that an op belongs to, in forward and in backward.
+
+    An op of backward belongs to the line of forward whose gradient it computes: autograd numbers
+    its nodes as they are created, and each op of forward notes the number that was reached.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._numbers: list[int] = []  # of autograd nodes, ascending
+        self._lines: list[Source | None] = []  # whose op created these nodes and those after them
+
+    def note_op(self) -> None:
+        """Note the line of an op that is run now, if autograd has created a node for it."""
+        if not torch.is_grad_enabled() or threading.get_ident() != self._thread:
+            return
+        number = next_sequence_number() - 1
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._lines.append(read_stack(sys._getframe(1)).source)
+
+    def read(self) -> Source | None:
+        """The line that the running op belongs to; in backward without one, the caller's."""
+        if is_in_backward() and not torch.is_grad_enabled():
+            line = self._find_forward()
+            if line is not None:
+                return line
+        stack = read_stack(sys._getframe(1))
+        if stack.user is None and is_in_backward():
+            find_backward_caller(stack)
+        return stack.source
+
+    def _find_forward(self) -> Source | None:
+        node = current_node()
+        origin = None if node is None else node_origin(node)
+        if not isinstance(origin, int):
+            return None  # a gradient that is accumulated belongs to no line
+        index = bisect_right(self._numbers, origin) - 1
+        return self._lines[index] if index >= 0 else None
 
 
 @final
@@ -36,6 +80,7 @@ class PhaseTracker:
     """Tracks the phase of the step and the module that is running on this thread."""
 
     def __init__(self, names: ModuleNames) -> None:
+        self.lines = LineTracker()
         self._names = names
         self._buckets = BucketRegistry(names, _ignore)
         self._calls = ModuleCalls(names, self._buckets, _ignore)

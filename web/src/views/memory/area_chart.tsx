@@ -1,4 +1,7 @@
-/** Memory over the step as a stacked area chart, with the peak, the phases and the device's capacity. */
+/**
+ * Memory over the step as a stacked area chart, with the peak, the phases and the device's capacity.
+ * A click or a key chooses an instant, dragging two of them.
+ */
 import { useMemo, useRef, useState } from "preact/hooks";
 import type { MemoryCurve } from "../../page";
 import { seriesColor } from "../../parts/colors";
@@ -7,6 +10,8 @@ import { hideTip, showTip } from "../../parts/tooltip";
 import { formatBytes } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { moduleName } from "../../store/modules";
+import { findEvent, type Instants } from "./allocations";
+import { readChoice, setInstants } from "./instants";
 import { findSample, stackKinds, sumAt, usedKinds } from "./stacked_series";
 
 const HEIGHT = 340;
@@ -15,6 +20,7 @@ const BOTTOM = 12;
 const LEFT = 72;
 const RIGHT = 12;
 const HEADROOM = 1.08; // space above the highest value
+const MIN_DRAG = 5; // pixels: less is a click
 
 interface Frame {
   readonly x: Scale;
@@ -57,10 +63,16 @@ function makePath(
   return `${topEdge.join("")}H${end}${bottomEdge.join("")}Z`;
 }
 
-export function AreaChart({ curve }: { curve: MemoryCurve }) {
+interface Props {
+  readonly curve: MemoryCurve;
+  readonly instants: Instants;
+}
+
+export function AreaChart({ curve, instants }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const { width } = useSize(box);
   const [sample, setSample] = useState(-1);
+  const dragStart = useRef<{ x: number; order: number } | null>(null);
   const frame = useMemo(() => makeFrame(curve, Math.max(width, 200)), [curve, width]);
   const layers = useMemo(() => stackKinds(curve), [curve]);
   const showSample = (next: number, clientX: number, clientY: number): void => {
@@ -71,21 +83,50 @@ export function AreaChart({ curve }: { curve: MemoryCurve }) {
     setSample(-1);
     hideTip();
   };
-  const handlePointerMove = (event: PointerEvent): void => {
+  const orderAt = (event: PointerEvent): number => {
     const left = (event.currentTarget as Element).getBoundingClientRect().left;
-    showSample(
-      findSample(curve.order, frame.x.invert(event.clientX - left)),
-      event.clientX,
-      event.clientY,
-    );
+    return findInstant(curve, frame.x.invert(event.clientX - left));
+  };
+  const handlePointerDown = (event: PointerEvent): void => {
+    if (event.button !== 0) return;
+    dragStart.current = { x: event.clientX, order: orderAt(event) };
+    (event.currentTarget as Element).setPointerCapture(event.pointerId);
+  };
+  const handlePointerMove = (event: PointerEvent): void => {
+    const order = orderAt(event);
+    showSample(findSample(curve.order, order), event.clientX, event.clientY);
+    const start = dragStart.current;
+    if (start && Math.abs(event.clientX - start.x) >= MIN_DRAG) {
+      setInstants(order, start.order, { isReplacing: true });
+    }
+  };
+  const handlePointerUp = (event: PointerEvent): void => {
+    const start = dragStart.current;
+    dragStart.current = null;
+    if (!start || Math.abs(event.clientX - start.x) >= MIN_DRAG) return;
+    const choice = readChoice(curve);
+    setInstants(start.order, event.shiftKey ? (choice.from ?? choice.at) : null);
   };
   const handleKey = (event: KeyboardEvent): void => {
-    const next = moveByKey(event.key, sample < 0 ? curve.peak : sample, curve.order.length);
+    if (event.key === "Escape" && (instants.from !== null || sample >= 0)) {
+      event.stopPropagation();
+      handleLeave();
+      setInstants(null);
+      return;
+    }
+    const { at, from } = readChoice(curve);
+    if (event.key === "Enter") {
+      setInstants(at, at); // the next key compares with this instant
+      return;
+    }
+    const next = moveByKey(event, curve, at);
     if (next === null) return;
     event.preventDefault();
+    setInstants(next, from, { isReplacing: true });
     const bounds = (event.currentTarget as Element).getBoundingClientRect();
-    showSample(next, bounds.left + frame.x(curve.order[next]!), bounds.top + TOP);
+    showSample(findSample(curve.order, next), bounds.left + frame.x(next), bounds.top + TOP);
   };
+  const current = findSample(curve.order, instants.at);
   return (
     <div
       ref={box}
@@ -95,9 +136,11 @@ export function AreaChart({ curve }: { curve: MemoryCurve }) {
       aria-label="memory over the step"
       aria-valuemin={0}
       aria-valuemax={curve.order.length - 1}
-      aria-valuenow={sample < 0 ? curve.peak : sample}
-      aria-valuetext={formatBytes(sumAt(curve, sample < 0 ? curve.peak : sample))}
+      aria-valuenow={current}
+      aria-valuetext={formatBytes(sumAt(curve, current))}
+      onPointerDown={handlePointerDown}
       onPointerMove={handlePointerMove}
+      onPointerUp={handlePointerUp}
       onPointerLeave={handleLeave}
       onKeyDown={handleKey}
       onBlur={handleLeave}
@@ -116,6 +159,7 @@ export function AreaChart({ curve }: { curve: MemoryCurve }) {
           ))}
           <Peak curve={curve} frame={frame} />
           <Device curve={curve} frame={frame} />
+          <Chosen instants={instants} frame={frame} />
           {sample >= 0 && (
             <line
               class="area-cursor"
@@ -131,17 +175,53 @@ export function AreaChart({ curve }: { curve: MemoryCurve }) {
   );
 }
 
-function moveByKey(key: string, sample: number, numSamples: number): number | null {
+/** The event nearest to a position; where allocations were not recorded, that of a sample. */
+function findInstant(curve: MemoryCurve, position: number): number {
+  const sample = findSample(curve.order, position);
+  if (!curve.allocations) return curve.order[sample]!;
+  const first = curve.order[0]!;
+  return Math.min(Math.max(Math.round(position), first), curve.order.at(-1)!);
+}
+
+/** Arrows move by what the chart shows, with Shift by a single allocation or release. */
+function moveByKey(event: KeyboardEvent, curve: MemoryCurve, at: number): number | null {
+  const sample = findSample(curve.order, at);
+  const isAfter = curve.order[sample]! < at;
   const targets: Readonly<Record<string, number>> = {
-    ArrowLeft: sample - 1,
+    ArrowLeft: isAfter ? sample : sample - 1,
     ArrowRight: sample + 1,
     PageUp: sample - 25,
     PageDown: sample + 25,
     Home: 0,
-    End: numSamples - 1,
+    End: curve.order.length - 1,
   };
-  const next = targets[key];
-  return next === undefined ? null : Math.min(Math.max(next, 0), numSamples - 1);
+  const target = targets[event.key];
+  if (target === undefined) return null;
+  if (event.shiftKey && event.key.startsWith("Arrow") && curve.allocations) {
+    return findEvent(curve.allocations, at, event.key === "ArrowLeft" ? -1 : 1) ?? at;
+  }
+  return curve.order[Math.min(Math.max(target, 0), curve.order.length - 1)]!;
+}
+
+/** The instants that are shown below, with what is between them shaded. */
+function Chosen({ instants: { at, from }, frame }: { instants: Instants; frame: Frame }) {
+  const height = HEIGHT - BOTTOM - TOP;
+  return (
+    <g class="area-chosen">
+      {from !== null && (
+        <rect x={frame.x(from)} width={frame.x(at) - frame.x(from)} y={TOP} height={height} />
+      )}
+      {(from === null ? [at] : [from, at]).map((order) => (
+        <line
+          key={order}
+          x1={frame.x(order)}
+          x2={frame.x(order)}
+          y1={TOP - 4}
+          y2={HEIGHT - BOTTOM}
+        />
+      ))}
+    </g>
+  );
 }
 
 function Phases({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
