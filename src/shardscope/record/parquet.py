@@ -112,10 +112,11 @@ class ParquetRecording:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
+        texts = _list_texts()
         with self._explaining():
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise OSError("it is not a regular file")
-            self._file, footer = self._open()
+            self._file, footer = self._open(texts)
             metadata: Mapping[bytes, bytes] = footer.metadata or {}
             self.num_calls: int = footer.num_rows
             num_unpacked = sum(
@@ -131,7 +132,7 @@ class ParquetRecording:
         self._packed = metadata.get(_RECORD_KEY, b"")
         self.num_bytes = os.path.getsize(path)
 
-    def _open(self) -> tuple[Any, Any]:
+    def _open(self, texts: list[Column]) -> tuple[Any, Any]:
         """The file, opened so that texts are read as dictionaries, and its footer."""
         readers = import_package("pyarrow.parquet", _PURPOSE)
         footer = readers.ParquetFile(self.name, thrift_string_size_limit=_MAX_FOOTER_BYTES).metadata
@@ -139,7 +140,7 @@ class ParquetRecording:
         file = readers.ParquetFile(
             self.name,
             metadata=footer,
-            read_dictionary=[text.name for text in _list_texts() if text.name in names],
+            read_dictionary=[text.name for text in texts if text.name in names],
             page_checksum_verification=True,
         )
         return file, footer
@@ -238,7 +239,7 @@ class ParquetRecording:
         pyarrow = import_package("pyarrow", _PURPOSE)
         try:
             yield
-        except (pyarrow.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             fact = " ".join(str(error).split())[:200] or type(error).__name__
             raise RecordingError(
                 f"'{self.name}' cannot be read as Parquet ({fact}). Copy it again, or record again."

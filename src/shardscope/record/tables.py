@@ -171,7 +171,10 @@ def _find_record(path: tuple[str, ...]) -> type[Any]:
 
 
 def _list_fields(record: type[Any]) -> tuple[types.Field, ...]:
-    return _inspect_records()[record].fields
+    known = _inspect_records().get(record)  # not the rows of a record that is in columns
+    info = types.type_info(record) if known is None else known
+    assert isinstance(info, types.StructType)
+    return info.fields
 
 
 @cache
