@@ -90,5 +90,10 @@ def test_table_scrolls_sorts_and_filters_all_collectives(
     assert {row[0] for row in _rows(table)} == {"all_reduce"}
     assert {row[4] for row in _rows(table)} == {"backward"}
     assert "these are those of ranks 0, 256, 512, 768" in page.locator("main").inner_text()
-    context.close()
     assert wrong == []
+
+    server.shutdown()
+    server.server_close()
+    page.goto(f"{address}#/communication?rank=1")
+    page.get_by_text("The server does not answer. Start `shardscope serve` again").wait_for()
+    context.close()

@@ -45,10 +45,10 @@ def test_large_recording_is_served_until_it_is_interrupted(large: str) -> None:
         cookie = response.headers["Set-Cookie"].split(";")[0]
         connection.request("GET", "/", headers={"Cookie": cookie})
         document = gzip.decompress(connection.getresponse().read()).decode()
-        connection.close()
-    finally:
+    finally:  # with a connection that is still open, as a browser's is
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=20)
+    connection.close()
     assert (process.returncode, errors) == (0, "")
     assert output.splitlines() == ["Ctrl-C ends it.", "ended"]
     assert '"num_served":31744' in document

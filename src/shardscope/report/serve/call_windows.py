@@ -103,7 +103,9 @@ class CallWindows:
         select = _make_select(self._name_groups_without_axis(names), index.module(None))
         self._calls = self._connection.sql(select).to_arrow_table()
         self._connection.register("calls", self._calls)
-        module_names = {position: path for path, position in reversed(index.positions.items())}
+        module_names: dict[int, str] = {}
+        for path, position in index.positions.items():
+            module_names.setdefault(position, path)  # aliases come later
         lines = index.sources()
         for column, texts in {
             "group": names.groups.all(),

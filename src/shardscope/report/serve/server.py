@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hmac
 import secrets
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,13 +34,14 @@ class PageServer(ThreadingHTTPServer):
 
     The address has a token that is drawn anew for each server; it is exchanged for a cookie, so
     that it does not stay in the address bar. Requests whose Host is not this server's own are
-    refused, because a name that someone else resolves to 127.0.0.1 would reach it too.
+    refused, because any name may resolve to 127.0.0.1 and would reach it too.
     """
 
-    daemon_threads = True
+    daemon_threads = False  # closing the server waits for its threads
     allow_reuse_address = False
 
     def __init__(self, document: str, answer_calls: AnswerCalls | None, *, port: int = 0) -> None:
+        self._connections: set[socket.socket] = set()
         super().__init__((_HOST, port), _Handler)
         self.token = secrets.token_urlsafe(24)
         self.document = gzip.compress(document.encode("utf-8"), _GZIP_LEVEL)
@@ -50,10 +53,28 @@ class PageServer(ThreadingHTTPServer):
         """The address to open, with the token."""
         return f"http://{_HOST}:{self.server_port}/?token={self.token}"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Close all connections, which browsers leave open, and wait for their threads."""
+        for connection in tuple(self._connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore browsers that close a connection; others are answered by the handler."""
 
 
+@final
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version, sys_version = "shardscope", ""
