@@ -95,6 +95,24 @@ export interface ChangeRow {
 }
 
 /**
+ * An instrument: whether it ran, and how to run it.
+ */
+export interface CheckItem {
+  instrument: string;
+  question: string;
+  has_run: boolean;
+  command: string;
+}
+
+/**
+ * A command to run next, and why.
+ */
+export interface CommandItem {
+  command: string;
+  purpose: string;
+}
+
+/**
  * All collectives and their causes. Other fields are positions in the lists of names.
  */
 export interface Communication {
@@ -138,6 +156,21 @@ export interface Comparison {
 export interface Compiler {
   explanations: readonly ExplanationItem[];
   diagnoses: readonly DiagnosisItem[];
+}
+
+/**
+ * A part of the verdict; the worst comes first.
+ */
+export interface ConcernItem {
+  judgement: string;
+  label: string;
+  rule: string;
+  fact: string;
+  reason: string;
+  view: string;
+  path: string;
+  module: number;
+  source: number;
 }
 
 /**
@@ -211,6 +244,14 @@ export interface EarlierModules {
 }
 
 /**
+ * A view that has no data, and the command that records it.
+ */
+export interface EmptyView {
+  view: string;
+  command: string;
+}
+
+/**
  * The graphs of one compiled function; identical ranks share an item.
  */
 export interface ExplanationItem {
@@ -252,7 +293,7 @@ export interface FallbackRow {
 }
 
 /**
- * A finding; the worst come first.
+ * A finding; the most severe come first, and of these the most expensive.
  */
 export interface FindingItem {
   rule: string;
@@ -260,6 +301,10 @@ export interface FindingItem {
   subject: string;
   fact: string;
   remedy: string;
+  explanation: string;
+  documentation: string;
+  cost: string;
+  cost_bytes: number | null;
   ranks: string;
   count: number;
   module: number;
@@ -447,6 +492,7 @@ export interface OpRow {
  */
 export interface Page {
   run: RunFacts;
+  verdict: VerdictItem | null;
   facts: readonly Fact[];
   findings: readonly FindingItem[];
   gaps: readonly GapItem[];
@@ -459,6 +505,8 @@ export interface Page {
   memory: readonly MemoryCurve[];
   proof: Proof | null;
   comparison: Comparison | null;
+  empty_views: readonly EmptyView[];
+  terms: readonly Term[];
   format: "shardscope.page";
   schema: 4;
 }
@@ -584,6 +632,7 @@ export interface RunFacts {
   no_gaps: string;
   scope: string;
   num_forwards: number | null;
+  file: string;
 }
 
 /**
@@ -674,6 +723,14 @@ export interface SuspectRow {
 }
 
 /**
+ * A word of the page, and its meaning as in docs/glossary.md.
+ */
+export interface Term {
+  word: string;
+  meaning: string;
+}
+
+/**
  * Sum of the spans of one name and clock, on the rank where they took longest.
  */
 export interface Timing {
@@ -707,6 +764,17 @@ export interface Traffic {
   count: readonly number[];
   input_bytes: readonly number[];
   wire_bytes: readonly number[];
+}
+
+/**
+ * The verdict: `concerns` starts with what it is about, and is never empty.
+ */
+export interface VerdictItem {
+  sentence: string;
+  unchecked: string;
+  concerns: readonly ConcernItem[];
+  checks: readonly CheckItem[];
+  commands: readonly CommandItem[];
 }
 
 /**

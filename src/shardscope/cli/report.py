@@ -72,7 +72,7 @@ def _draw(
     before = None if against is None else load_reviewed([against], report)
     report("drawing")
     titles = (against or "", _name_files(files))
-    return render_html(recording, against=before, titles=titles).encode("utf-8")
+    return render_html(recording, against=before, titles=titles, files=files).encode("utf-8")
 
 
 def _advise(recording: Recording, document: bytes) -> None:

@@ -37,32 +37,35 @@ def make_served_page(
 ) -> ServedPage:
     """Make the page of a file; `load_recording` loads one that is not a large Parquet file."""
     if not is_parquet_file(path):
-        return _make_loaded(load_recording())
+        return _make_loaded(path, load_recording())
     file, rest = open_parquet(path)
     if file.num_calls <= MAX_CALLS:
-        return _make_loaded(load_recording())
+        return _make_loaded(path, load_recording())
     table = file.read_table()
     recording, summary = summarize_file(file, rest, table)
     if summary.num_senders > 1:
         gap = Gap(place="shardscope serve", fact=_NOT_COMPARED)
         recording = replace(recording, gaps=(*recording.gaps, gap))
     calls = CallWindows(table, world_size=rest.run.world_size, is_timed=has_clock(recording))
-    return _render(recording, calls, summary)
+    return _render(path, recording, calls, summary)
 
 
-def _make_loaded(recording: Recording) -> ServedPage:
+def _make_loaded(path: str | os.PathLike[str], recording: Recording) -> ServedPage:
     if len(recording.collectives) <= MAX_CALLS:
-        return _render(recording, None, None)
+        return _render(path, recording, None, None)
     calls = CallWindows(
         make_arrow(recording),
         world_size=recording.run.world_size,
         is_timed=has_clock(recording),
     )
-    return _render(recording, calls, None)
+    return _render(path, recording, calls, None)
 
 
 def _render(
-    recording: Recording, calls: CallWindows | None, summary: TrafficSummary | None
+    path: str | os.PathLike[str],
+    recording: Recording,
+    calls: CallWindows | None,
+    summary: TrafficSummary | None,
 ) -> ServedPage:
-    page = build_page(recording, summary=summary, served=calls)
+    page = build_page(recording, files=[os.fspath(path)], summary=summary, served=calls)
     return ServedPage(render_page(page, is_served=True), calls)

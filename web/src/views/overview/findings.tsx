@@ -1,13 +1,14 @@
 /** Findings, most severe first: the fact, the remedy, the location. */
 import { useState } from "preact/hooks";
 import type { FindingItem } from "../../page";
-import { Badge } from "../../parts/badge";
+import { Badge, toneOf } from "../../parts/badge";
 import { Choices } from "../../parts/choices";
 import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
+import { tip } from "../../parts/tooltip";
 import { formatNumber, pluralize } from "../../parts/units";
 import { isFoldedRowInSelection, moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
@@ -97,12 +98,10 @@ function Severities({ severity, onChange }: SeverityProps) {
 
 function Finding({ finding }: { finding: FindingItem }) {
   return (
-    <li class="finding">
+    <li class={`finding tone-${toneOf(finding.severity)}`}>
       <div class="finding-head">
         <Badge word={finding.severity} />
-        <span class="finding-rule">
-          <Highlight text={finding.rule} />
-        </span>
+        <Rule finding={finding} />
         <FindingSubject finding={finding} />
         {finding.count > 1 && (
           <span class="chip" title={`${finding.count} identical`}>
@@ -110,6 +109,7 @@ function Finding({ finding }: { finding: FindingItem }) {
           </span>
         )}
         {finding.ranks && <span class="finding-ranks">{finding.ranks}</span>}
+        {finding.cost && <span class="finding-cost">{finding.cost}</span>}
       </div>
       <p class="finding-fact">
         <Highlight text={finding.fact} />
@@ -120,7 +120,29 @@ function Finding({ finding }: { finding: FindingItem }) {
         </p>
       )}
       <SourceLine source={finding.source} />
+      {finding.documentation && (
+        <p class="finding-page">
+          An example and the fix: <code>{finding.documentation}</code>
+        </p>
+      )}
     </li>
+  );
+}
+
+/** The rule's name, which explains itself on hover and on focus. */
+function Rule({ finding }: { finding: FindingItem }) {
+  const name = <Highlight text={finding.rule} />;
+  if (!finding.explanation) return <span class="finding-rule">{name}</span>;
+  return (
+    <dfn
+      class="finding-rule term"
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: focus shows the meaning, as hovering does
+      tabIndex={0}
+      aria-description={finding.explanation}
+      {...tip(finding.explanation)}
+    >
+      {name}
+    </dfn>
   );
 }
 
