@@ -19,7 +19,7 @@ import {
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
 import { formatNumber, pluralize } from "./units";
-import { useVirtualRows } from "./virtual_rows";
+import { findMaxRows, useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
   readonly title: string;
@@ -45,6 +45,13 @@ export interface TableProps {
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
+  readonly served?: ServedTable; // if a server filters and sorts the rows
+}
+
+/** Rows that a server has filtered and sorted; the table asks for those in sight. */
+export interface ServedTable {
+  readonly numRows: number;
+  readonly show: (first: number, end: number) => void;
 }
 
 /** Whether a position is selected, or one of several. */
@@ -58,11 +65,13 @@ function isAnySelected(
 function useRows(props: TableProps, sort: Sort | null): number[] {
   const { numRows, columns, isShown, modules, isSelected = isInSelection, sources, ranks } = props;
   const searchWords = words.value;
+  const numServed = props.served && Math.min(props.served.numRows, findMaxRows());
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
     selection.value,
   ];
   return useMemo(() => {
+    if (numServed !== undefined) return Array.from({ length: numServed }, (_, row) => row);
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
       (module === false || !modules || isAnySelected(modules(row), isSelected)) &&
@@ -70,6 +79,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
+    numServed,
     numRows,
     columns,
     sort,
@@ -120,6 +130,10 @@ export function Table(props: TableProps) {
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
+  useEffect(() => props.served?.show(first, end), [first, end, columns]);
+  useEffect(() => {
+    if (props.served) setActive(-1); // a row's number is its place in the server's order
+  }, [columns]);
   useEffect(() => {
     if (props.active === undefined || props.active === active) return;
     setActive(props.active);
