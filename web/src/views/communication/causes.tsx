@@ -114,6 +114,7 @@ function makeColumns(
       width: 10,
       grow: 2,
       isText: true,
+      isWhole: true,
       value: (row) => formatLocation(at(row).source),
       cell: (row) => <SourceLine source={at(row).source} isShort />,
     },
