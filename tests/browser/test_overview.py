@@ -33,7 +33,9 @@ CUT_OFF = """() => {
       if (style.overflowX === "auto" || style.overflowX === "scroll") break;
       if (style.overflowX !== "hidden" && style.overflowX !== "clip") continue;
       const bounds = box.getBoundingClientRect();
-      if (end.right > bounds.right + 1.5) wrong.push(`${box.className}: ${text}`);
+      const isCut = box.scrollWidth > box.clientWidth + 1 && style.direction === "ltr";
+      const isEllipsis = style.textOverflow === "ellipsis" && isCut; // of its end
+      if (isEllipsis || end.right > bounds.right + 1.5) wrong.push(`${box.className}: ${text}`);
       break;
     }
   }

@@ -124,9 +124,11 @@ function makeColumns(
 function FirstModule({ modules }: { modules: readonly number[] }) {
   if (!modules.length) return null;
   return (
-    <span class="clip">
-      <ModuleLink module={modules[0]!} />
-      {modules.length > 1 && <span class="dim"> and {formatNumber(modules.length - 1)} more</span>}
+    <span class="clip-pair">
+      <span class="clip">
+        <ModuleLink module={modules[0]!} />
+      </span>
+      {modules.length > 1 && <span class="dim">and {formatNumber(modules.length - 1)} more</span>}
     </span>
   );
 }
