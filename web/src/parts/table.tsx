@@ -1,11 +1,13 @@
 /** A table of any length that sorts, filters by search and selection, and handles keys. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { nameFile, saveText } from "../exports/download";
+import { registerTable, tableToCsv } from "../exports/tables";
 import { isInSelection, moduleName, select, selected } from "../store/modules";
 import { words } from "../store/search";
 import { Empty } from "./empty_message";
 import { Highlight } from "./highlight";
-import { filterAndSortRows, nextSort, type Sort, type Sortable } from "./table_rows";
+import { filterAndSortRows, nextSort, type Sort, type Sortable, type Value } from "./table_rows";
 import { formatNumber, pluralize } from "./units";
 import { useVirtualRows } from "./virtual_rows";
 
@@ -16,6 +18,7 @@ export interface Column extends Sortable {
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
+  readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
 
 export interface TableProps {
@@ -74,6 +77,9 @@ export function Table(props: TableProps) {
     setActive(row);
     onActive?.(row);
   };
+  useEffect(() => {
+    if (ref.current) registerTable(ref.current, () => ({ label, columns, rows }));
+  });
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
@@ -144,7 +150,14 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot numShown={rows.length} numRows={numRows} hasModules={modules !== undefined} />
+      <Foot
+        numShown={rows.length}
+        numRows={numRows}
+        hasModules={modules !== undefined}
+        onSave={() =>
+          saveText(nameFile(label, ".csv"), tableToCsv({ label, columns, rows }), "text/csv")
+        }
+      />
       {detail && activeIndex >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => activate(-1)}>
@@ -209,25 +222,36 @@ interface FootProps {
   readonly numShown: number;
   readonly numRows: number;
   readonly hasModules: boolean;
+  readonly onSave: () => void;
 }
 
 /** Number of rows shown, and the module that they are filtered by. */
-function Foot({ numShown, numRows, hasModules }: FootProps) {
+function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
   const isFiltered = hasModules && selected.value >= 0;
   return (
-    <div class="table-foot" role="status">
-      {numShown === numRows
-        ? pluralize(numRows, "row")
-        : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
-      {isFiltered && (
-        <>
-          {" in "}
-          <b>{moduleName(selected.value)}</b>
-          <button type="button" class="text-button" onClick={() => select(-1)}>
-            show all modules
-          </button>
-        </>
-      )}
+    <div class="table-bottom">
+      <div class="table-foot" role="status">
+        {numShown === numRows
+          ? pluralize(numRows, "row")
+          : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
+        {isFiltered && (
+          <>
+            {" in "}
+            <b>{moduleName(selected.value)}</b>
+            <button type="button" class="text-button" onClick={() => select(-1)}>
+              show all modules
+            </button>
+          </>
+        )}
+      </div>
+      <button
+        type="button"
+        class="text-button table-save"
+        title="Save these rows as a CSV file"
+        onClick={onSave}
+      >
+        CSV
+      </button>
     </div>
   );
 }

@@ -4,6 +4,7 @@ import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
 import { search, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
+import { ExportMenu } from "./export_menu";
 import { openKeyHelp, searchInput } from "./keys";
 import { SelectionChip } from "./selection_chip";
 
@@ -32,6 +33,7 @@ export function Header() {
           hint="/"
           inputRef={searchInput}
         />
+        <ExportMenu />
         <ThemeButton />
         <button
           type="button"

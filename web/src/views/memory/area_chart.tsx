@@ -131,6 +131,7 @@ export function AreaChart({ curve, instants }: Props) {
     <div
       ref={box}
       class="area"
+      data-chart="memory over the step"
       role="slider"
       tabIndex={0}
       aria-label="memory over the step"

@@ -40,6 +40,7 @@ export function Icicle({ measure }: { measure: Measure }) {
     <div
       ref={container}
       class="icicle"
+      data-chart={`modules by ${measure.title.toLowerCase()}`}
       role="group"
       aria-label={`modules by ${measure.title.toLowerCase()}`}
       style={{ "--rows": numRows }}
