@@ -215,6 +215,7 @@ export interface ExplanationItem {
   break_sites: readonly BreakRow[];
   recompiles: readonly RecompileRow[];
   skipped_frames: readonly SkippedRow[];
+  guards: readonly GuardTable[];
   stages: readonly StageRow[];
   failure: string;
 }
@@ -289,6 +290,7 @@ export interface GraphItem {
   result: readonly string[];
   module: readonly number[];
   line: readonly number[];
+  within: readonly string[];
   left_out: number;
 }
 
@@ -301,6 +303,19 @@ export interface GroupRow {
   num_ranks: number;
   axis: string;
   backend: string;
+}
+
+/**
+ * The guards of one compilation, in columns, in words and as torch writes them.
+ */
+export interface GuardTable {
+  compile_id: string;
+  function: string;
+  kind: readonly string[];
+  subject: readonly string[];
+  condition: readonly string[];
+  guard: readonly string[];
+  left_out: number;
 }
 
 /**

@@ -1,4 +1,5 @@
 /** The frame around every view. */
+import { EditorDialog } from "../parts/editor_link";
 import { Empty } from "../parts/empty_message";
 import { Tooltip } from "../parts/tooltip";
 import { page } from "../store/page";
@@ -38,6 +39,7 @@ export function App() {
         </div>
       </main>
       <KeyHelp />
+      <EditorDialog />
       <Tooltip />
     </>
   );

@@ -5,6 +5,8 @@ import { nameFile, saveBlob, saveText } from "../exports/download";
 import { viewToMarkdown } from "../exports/markdown";
 import { findTable, type ShownTable, tableToCsv, writeCsv } from "../exports/tables";
 import { copyText } from "../parts/copy_button";
+import { askForEditor } from "../parts/editor_link";
+import { EDITORS, editorChoice } from "../store/editor";
 import { route } from "../store/route";
 import { findView } from "../views";
 
@@ -125,6 +127,21 @@ export function ExportMenu() {
             </button>
           </div>
         ))}
+        <h2>Source lines</h2>
+        <div class="menu-row">
+          <span>
+            {EDITORS.find(({ id }) => id === editorChoice.value.editor)?.title ?? "no editor"}
+          </span>
+          <button
+            type="button"
+            onClick={() => {
+              close();
+              askForEditor();
+            }}
+          >
+            Choose editor
+          </button>
+        </div>
         {status && <p role="status">{status}</p>}
       </div>
     </>
