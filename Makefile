@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 RUNTIME := .venv/.runtime-installed
 INSTALLED := .venv/.development-installed
 
-.PHONY: demo test test-newest lint types unit docs examples schema simulated-gpu web web-check browser clean
+.PHONY: demo test test-newest lint types unit dist docs examples schema completion simulated-gpu web web-check browser clean
 
 demo: $(RUNTIME)
 	$(BIN)/shardscope demo
@@ -42,6 +42,13 @@ test-newest: browser
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(PLAYED)
 
+# The wheel and the sdist of the last commit, in dist/, after the checks of both have passed.
+dist: $(INSTALLED)
+	git diff --quiet HEAD || { echo "there are changes that are not committed; commit them first"; exit 2; }
+	$(BIN)/pytest -q tests/test_wheel.py
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 # The variable silences an advertisement of mkdocs-material's.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -51,6 +58,11 @@ examples: $(INSTALLED) browser
 
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
+	$(BIN)/python -m shardscope.report.query.results > docs/reference/tables.md
+	$(BIN)/python -m shardscope.report.result.schema > docs/reference/result.schema.json
+
+completion: $(INSTALLED)
+	$(BIN)/python -m shardscope.cli.completion > src/shardscope/cli/completion.json
 
 simulated-gpu: $(INSTALLED)
 	$(BIN)/python -m shardscope._torch.cuda.calls > docs/reference/simulated-gpu.md

@@ -27,7 +27,11 @@ __all__ = ["PAGES", "ROOT", "Block", "read_blocks", "read_comments"]
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     str(path.relative_to(ROOT)): path
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "src" / "shardscope" / "skill" / "SKILL.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
 }
 
 _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from shardscope.record import Axis
-from shardscope.report.html.page import Fact, FindingItem, GapItem, Modules, Page, RunFacts, Sources
+from shardscope.report.html.page import (
+    Communication,
+    Fact,
+    FindingItem,
+    GapItem,
+    Page,
+    RankRow,
+    RunFacts,
+    Sources,
+    Traffic,
+)
+from shardscope.report.html.page_modules import Modules
 
 MIB = 1 << 20
 
@@ -13,7 +24,8 @@ Node = tuple[str, str, int, int, list["Node"]]
 
 def make_page(num_layers: int = 32) -> Page:
     """A Llama under FSDP2 and tensor parallelism, with findings, gaps and lines."""
-    modules = lay_out(("", "Llama", 750, 0, [*_make_ends(), _make_layers(num_layers)]))
+    tree: Node = ("", "Llama", 750, 0, [*_make_ends(), _make_layers(num_layers)])
+    modules = lay_out(tree)
     where = {path: position for position, path in enumerate(modules.path)}
     return Page(
         run=_make_run(),
@@ -30,6 +42,7 @@ def make_page(num_layers: int = 32) -> Page:
             text=("return self.wo(output.view(batch, length, -1))", "loss.backward()"),
         ),
         modules=modules,
+        communication=make_communication(tree),
     )
 
 
@@ -130,9 +143,9 @@ def lay_out(root: Node) -> Modules:
     """Columns of a tree; siblings whose names are numbers are identical."""
     rows: list[tuple[str, str, str, int, int, int, int]] = []
     ends: dict[int, int] = {}
-    totals: dict[int, tuple[int, int]] = {}
+    totals: dict[int, int] = {}
 
-    def walk(node: Node, parent: int, path: str) -> tuple[int, int]:
+    def walk(node: Node, parent: int, path: str) -> int:
         label, kind, said, size, children = node
         position = len(rows)
         first = next((i for i in range(position) if rows[i][3] == parent), position)
@@ -140,17 +153,14 @@ def lay_out(root: Node) -> Modules:
         rows.append((path, label or kind, kind, parent, first_identical, said * MIB, size))
         below = [walk(child, position, f"{path}.{child[0]}".lstrip(".")) for child in children]
         ends[position] = len(rows)
-        totals[position] = (said * MIB + sum(a for a, _ in below), size + sum(b for _, b in below))
+        totals[position] = size + sum(below)
         return totals[position]
 
     walk(root, -1, "")
     positions = range(len(rows))
     path, label, kind, parent, first_identical, own, _ = zip(*rows, strict=True)
-    sent = tuple(totals[i][0] for i in positions)
-    sizes = tuple(totals[i][1] for i in positions)
-    counts = tuple(value // (56 * MIB) for value in sent)
+    sizes = tuple(totals[i] for i in positions)
     return Modules(
-        phases=("forward", "backward"),
         path=path,
         label=label,
         type=kind,
@@ -159,12 +169,6 @@ def lay_out(root: Node) -> Modules:
         first_identical=first_identical,
         repeat=tuple(first_identical.count(i) or 1 for i in positions),
         what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
-        is_uneven=tuple(False for _ in positions),
-        own_count=tuple((one // (112 * MIB),) * 2 for one in own),
-        total_count=tuple(map(_split, counts)),
-        total_input_bytes=sent,
-        own_wire_bytes=own,
-        total_wire_bytes=tuple(map(_split, sent)),
         total_parameters=sizes,
         total_parameter_bytes=tuple(4 * one for one in sizes),
         total_local_bytes=tuple(4 * one // 1024 for one in sizes),
@@ -174,9 +178,40 @@ def lay_out(root: Node) -> Modules:
     )
 
 
-def _split(figure: int) -> tuple[int, int]:
-    """Forward and backward."""
-    return figure // 3, figure - figure // 3
+def make_communication(root: Node) -> Communication:
+    """Rows of what each module of a tree sends itself, a third of it in forward."""
+    sent = [said * MIB for said in _list_sent(root)]
+    rows = [
+        (owner, phase, num_bytes)
+        for owner, total in enumerate(sent)
+        if total
+        for phase, num_bytes in enumerate((total // 3, total - total // 3))
+    ]
+    zeros = (0,) * len(rows)
+    num_bytes = tuple(row[2] for row in rows)
+    return Communication(
+        axes=("tp",),
+        kinds=("all_gather",),
+        phases=("forward", "backward"),
+        causes=("FSDP unshard",),
+        dtypes=("bfloat16",),
+        groups=(),
+        ranks=(RankRow(ranks="0", example=0, num_ranks=1),),
+        traffic=Traffic(
+            **dict.fromkeys(("rank_set", "axis", "kind", "cause", "dtype"), zeros),
+            phase=tuple(row[1] for row in rows),
+            owner=tuple(row[0] for row in rows),
+            source=(-1,) * len(rows),
+            count=(1,) * len(rows),
+            input_bytes=num_bytes,
+            wire_bytes=num_bytes,
+        ),
+    )
+
+
+def _list_sent(node: Node) -> list[int]:
+    """What each module sends itself, in the order of `lay_out`."""
+    return [node[2], *(sent for child in node[4] for sent in _list_sent(child))]
 
 
 def _count_findings(paths: tuple[str, ...]) -> tuple[int, ...]:

@@ -65,9 +65,16 @@ def names_taken_elsewhere() -> dict[str, set[str]]:
 PUBLIC_MODULES = {
     "shardscope.compat",
     "shardscope.errors",
+    "shardscope.plugins.accelerate",
     "shardscope.plugins.lightning",
+    "shardscope.plugins.mlflow",
     "shardscope.plugins.pytest",
+    "shardscope.plugins.ray",
+    "shardscope.plugins.tensorboard",
+    "shardscope.plugins.torchtitan",
+    "shardscope.plugins.training_loop",
     "shardscope.plugins.transformers",
+    "shardscope.plugins.wandb",
     "shardscope.testing",
     # Copied into repro scripts, whose variables must not repeat a name of it.
     "shardscope.compile.diagnose.worker.harness",

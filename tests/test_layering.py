@@ -70,15 +70,15 @@ ALLOWED = {
     },
     # A contract is checked wherever there is a recording, without torch.
     "contract": {"record", "errors"},
-    "report": {"record"},
+    "report": {"record", "errors", "drawing"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},
     # Trainers and test runners: beside cli, the only package that combines others.
     "plugins": EVERYTHING_BELOW_CLI | {"testing"},
     "testing": {"plugins"},
     "__main__": {"cli"},
-    # The public API, whose names load when first used.
-    "__init__": EVERYTHING_BELOW_CLI,
+    # The public API, whose names load when first used, and the magics of notebooks.
+    "__init__": EVERYTHING_BELOW_CLI | {"plugins"},
 }
 
 TORCHLESS = ("record", "contract", "report", "errors", "version", "drawing")

@@ -1,4 +1,4 @@
-"""The wheel works where only what it declares is installed."""
+"""The wheel works where only what it declares is installed, and the sdist builds the same wheel."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
+
+from shardscope.version import TESTED_TORCH, __version__
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardscope"
-# Whose plugins these are: the package is installed when the plugin is used.
-OPTIONAL = {"pytest"}
+# Whose plugins these are: the package is installed when the plugin is used. anyio comes with mcp.
+OPTIONAL = {"pytest", "mcp", "anyio"}
 TIMEOUT_S = 200
 
 VERBS = """
@@ -67,15 +73,20 @@ def link_top_levels(
     return sorted(path.stem for path in folder.iterdir())
 
 
+def build(project: Path, target: str, folder: Path) -> Path:
+    """Build a wheel or an sdist of a project, without an environment of its own."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=TIMEOUT_S)
+    (built,) = (path for path in folder.iterdir() if path.suffix in (".whl", ".gz"))
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, unpacked."""
     pytest.importorskip("hatchling", reason="it is installed with .[dev]")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_S)
-    (built,) = folder.glob("*.whl")
-    with zipfile.ZipFile(built) as archive:
+    with zipfile.ZipFile(build(ROOT, "wheel", folder)) as archive:
         archive.extractall(folder / "unpacked")
     return folder / "unpacked"
 
@@ -134,3 +145,64 @@ def test_every_import_is_of_something_declared() -> None:
     }
     missing = imported - tops - set(sys.stdlib_module_names) - OPTIONAL - {"shardscope"}
     assert missing == set()
+
+
+def list_files(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def test_the_wheel_has_every_file_of_the_package_and_its_licence_and_nothing_else(
+    wheel: Path,
+) -> None:
+    info = f"shardscope-{__version__}.dist-info"
+    about = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    assert list_files(wheel) == {
+        *(f"shardscope/{name}" for name in list_files(SOURCE)),
+        *about,
+        f"{info}/licenses/LICENSE",
+    }
+    # What is not Python, and would be missed only by users.
+    for name in ("report/bundle/app.js", "report/tui/browser.tcss", "py.typed"):
+        assert (wheel / "shardscope" / name).is_file()
+
+
+def test_the_metadata_are_valid_and_the_readme_renders(wheel: Path) -> None:
+    metadata = Metadata.from_email((next(wheel.glob("*.dist-info")) / "METADATA").read_bytes())
+    assert str(metadata.version) == __version__
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.description_content_type == "text/markdown"
+    assert all(f" {version}" in (metadata.summary or "") for version in TESTED_TORCH)
+    assert "<h1>shardscope</h1>" in MarkdownIt("commonmark").render(metadata.description or "")
+    licence = next(wheel.glob("*.dist-info")) / "licenses" / "LICENSE"
+    assert "Apache License" in licence.read_text()
+
+
+def test_the_sdist_has_what_the_wheel_needs_and_builds_the_same_wheel(
+    wheel: Path, tmp_path: Path
+) -> None:
+    for name in ("sdist", "wheel"):
+        (tmp_path / name).mkdir()
+    with tarfile.open(build(ROOT, "sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    project = tmp_path / f"shardscope-{__version__}"
+    tops = {name.split("/")[0] for name in list_files(project)}
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "src"} <= tops
+    assert not tops & {"tests", "web", "docs", "benchmarks", "examples"}
+    assert not [name for name in list_files(project) if "node_modules" in name]
+    with zipfile.ZipFile(build(project, "wheel", tmp_path / "wheel")) as archive:
+        rebuilt = archive.read(f"shardscope-{__version__}.dist-info/RECORD").decode()
+    (record,) = wheel.glob("*.dist-info/RECORD")
+    assert rebuilt == record.read_text()
+
+
+def test_the_citation_has_the_fields_of_cff_and_our_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == __version__
+    assert citation["license"] == "Apache-2.0"
+    assert all(set(author) & {"name", "family-names"} for author in citation["authors"])

@@ -113,3 +113,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by `%load_ext shardscope`: adds the magics `%%shardscope` and `%shardscope`."""
+    import_module("shardscope.plugins.notebook").register(shell)

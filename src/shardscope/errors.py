@@ -23,7 +23,8 @@ ShardscopeError                 base; has the exit code of the command line
 │       ├── WorkerCrashed       the process died
 │       └── WorkerHung          the process made no progress, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
-├── PluginError                 the package of a plugin is not installed
+├── PluginError                 an optional package is not installed
+├── QueryError                  a query of recordings that cannot be run
 ├── LaunchError                 a program that cannot be started as ranks of a cluster
 ├── TorchVersionError           a torch that lacks what a feature needs
 ├── TargetError                 a TARGET on the command line that cannot be used
@@ -52,6 +53,7 @@ __all__ = [
     "PhaseError",
     "PlanError",
     "PluginError",
+    "QueryError",
     "RankError",
     "RecordingError",
     "RemoteError",
@@ -186,7 +188,11 @@ class ContractError(ShardscopeError):
 
 
 class PluginError(ShardscopeError):
-    """The package that a plugin needs is not installed."""
+    """A package that a plugin, Parquet or a query needs is not installed."""
+
+
+class QueryError(ShardscopeError):
+    """A query of recordings that cannot be run."""
 
 
 class LaunchError(ShardscopeError):

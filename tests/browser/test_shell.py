@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from sample_pages import lay_out, make_page
+from sample_pages import lay_out, make_communication, make_page
 from shardscope.report.html.page import Fact, FindingItem
 from shardscope.report.html.page import Page as PageRecord
 
@@ -47,7 +47,7 @@ def test_modules_can_be_folded_unfolded_and_closed(open_page) -> None:
     tree = page.get_by_role("treegrid")
     expect(tree).to_have_attribute("aria-rowcount", "18")
     assert row_of(page, "0 … 31").split("\n")[:2] == ["0 … 31", "×32"]
-    assert "654 MiB" in row_of(page, "0 … 31")
+    assert "20.4 GiB" in row_of(page, "0 … 31")  # 32 layers of 654 MiB
     tree.get_by_role("button", name="×32").click()
     expect(tree).to_have_attribute("aria-rowcount", str(18 + 31 * 12))
     tree.get_by_role("button", name="×32").click()
@@ -83,22 +83,6 @@ def test_a_link_to_a_folded_module_unfolds_it(open_page) -> None:
     expect(selected).to_be_in_viewport()
     expect(selected).to_contain_text("w2")
     expect(page.get_by_label("selected module")).to_contain_text("17")
-
-
-def test_the_icicle_zooms_and_follows_its_measure(open_page) -> None:
-    page = open_page(make_page(), "#/modules")
-    icicle = page.locator(".icicle")
-    box = icicle.get_by_role("button", name="layers.0.attention: 7.00 GiB")
-    before = box.bounding_box()
-    box.click()
-    expect(box).to_have_attribute("aria-pressed", "true")
-    page.wait_for_function(
-        "([box, width]) => box.getBoundingClientRect().width > 2 * width",
-        arg=[box.element_handle(), before["width"]],
-    )
-    icicle.get_by_role("button", name=re.compile("^Llama")).click()
-    page.get_by_role("button", name="Parameters").click()
-    expect(icicle.get_by_role("button", name="Llama: 8,030,261,248")).to_be_visible()
 
 
 def test_a_search_filters_highlights_and_can_be_cleared(open_page) -> None:
@@ -191,6 +175,7 @@ def make_hostile() -> PageRecord:
         module=1,
         source=0,
     )
+    tree = ("", HOSTILE, 1, 1, [(HOSTILE, HOSTILE, 1, 1, [])])
     return replace(
         page,
         run=replace(page.run, title=HOSTILE, command=HOSTILE, ranks=HOSTILE),
@@ -200,7 +185,8 @@ def make_hostile() -> PageRecord:
         sources=replace(
             page.sources, file=(HOSTILE,), line=(1,), function=(HOSTILE,), text=(HOSTILE,)
         ),
-        modules=lay_out(("", HOSTILE, 1, 1, [(HOSTILE, HOSTILE, 1, 1, [])])),
+        modules=lay_out(tree),
+        communication=make_communication(tree),
     )
 
 

@@ -26,3 +26,4 @@ def test_each_rank_records_the_buckets_of_the_step(tmp_path: Path) -> None:
         assert call.input_bytes == 4 * (8 * 8 + 8)
         assert recording.gaps == ()
     assert merge(recordings).findings == ()
+    assert load(tmp_path / "run.json.gz") == merge(recordings)  # by rank 0, when training ended

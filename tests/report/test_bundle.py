@@ -48,9 +48,11 @@ def test_the_bundle_was_built_from_the_sources_that_are_here() -> None:
     [
         ("page_types.py", "write_types", "src/page.ts"),
         ("units_cases.py", "write_cases", "src/parts/units.cases.json"),
+        ("name_cases.py", "write_cases", "src/store/names.cases.json"),
+        ("traffic_cases.py", "write_cases", "src/store/traffic.cases.json"),
     ],
 )
-def test_the_generated_typescript_types_are_up_to_date(
+def test_the_generated_types_and_cases_are_up_to_date(
     script: str, function: str, written: str
 ) -> None:
     actual = runpy.run_path(str(WEB / script))[function]()

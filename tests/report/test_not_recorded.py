@@ -28,8 +28,8 @@ from shardscope.record import (
 )
 from shardscope.report.export.csv import TABLES, render_table
 from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.metrics import list_scalars
 from shardscope.report.export.perfetto import render_perfetto
-from shardscope.report.export.tensorboard import list_scalars
 from shardscope.report.html.html import build_page, render_html
 from shardscope.report.text.summary import render_plain, render_text
 from shardscope.report.text.views import render_views

@@ -78,19 +78,6 @@ export interface Calls {
 }
 
 /**
- * A cause and its collectives; the most expensive come first.
- */
-export interface CauseRow {
-  cause: number;
-  what: string;
-  count: number;
-  wire_bytes: number;
-  is_implicit: boolean;
-  source: number;
-  modules: readonly number[];
-}
-
-/**
  * A difference; `before` and `after` are texts, `delta` is what the column sorts by.
  */
 export interface ChangeRow {
@@ -118,13 +105,15 @@ export interface Communication {
   dtypes: readonly string[];
   groups: readonly GroupRow[];
   ranks: readonly RankRow[];
-  sums: readonly Sum[];
-  cause_rows: readonly CauseRow[];
+  traffic: Traffic;
+  traffic_note: string;
+  implicit_causes: readonly number[];
   calls: Calls;
   spans: Spans;
   timings: readonly Timing[];
   matrix: Matrix | null;
   matrix_note: string;
+  matrix_summary: string;
   left_out: string;
   scope: string;
   clock: string;
@@ -204,6 +193,23 @@ export interface Drawing {
 }
 
 /**
+ * Figures of the page's modules in the recording that it is compared with, in columns.
+ *
+ * Figures include children and are zero for modules that are new. `recorded` names the columns
+ * that the earlier recording has, as in `Modules`.
+ */
+export interface EarlierModules {
+  recorded: readonly string[];
+  is_new: readonly boolean[];
+  count: readonly number[];
+  wire_bytes: readonly number[];
+  parameters: readonly number[];
+  local_bytes: readonly number[];
+  peak_bytes: readonly number[];
+  gone: readonly GoneModules[];
+}
+
+/**
  * The graphs of one compiled function; identical ranks share an item.
  */
 export interface ExplanationItem {
@@ -268,6 +274,20 @@ export interface GapItem {
   fact: string;
   rank: number | null;
   is_loss: boolean;
+}
+
+/**
+ * Modules that only the earlier recording has, identical names folded, with their figures.
+ */
+export interface GoneModules {
+  parent: number;
+  name: string;
+  num_modules: number;
+  count: number;
+  wire_bytes: number;
+  parameters: number;
+  local_bytes: number;
+  peak_bytes: number;
 }
 
 /**
@@ -392,16 +412,14 @@ export interface MemoryCurve {
 /**
  * All modules in the order of a walk from the root, in columns; figures are of one rank.
  *
- * Where ranks differ, figures are the busiest rank's and `is_uneven` is true. `first_identical`
- * is the position of the first sibling that is identical except for its number, or the module's
- * own position; folding hides every module whose `first_identical` is another module, and its
- * descendants. Columns by phase are in the order of `phases`. `own` figures exclude children,
- * `total` figures include them. `recorded` names the columns whose figures were recorded: zeros
- * in other columns mean nothing.
+ * `first_identical` is the position of the first sibling that is identical except for its number,
+ * or the module's own position; folding hides every module whose `first_identical` is another
+ * module, and its descendants. `total` figures include children; those of collectives are summed
+ * from `Communication.traffic`. `recorded` names the figures that were recorded: zeros of others
+ * mean nothing.
  */
 export interface Modules {
   recorded: readonly string[];
-  phases: readonly string[];
   path: readonly string[];
   label: readonly string[];
   type: readonly string[];
@@ -410,18 +428,14 @@ export interface Modules {
   first_identical: readonly number[];
   repeat: readonly number[];
   what: readonly string[];
-  is_uneven: readonly boolean[];
-  own_count: readonly (readonly number[])[];
-  total_count: readonly (readonly number[])[];
-  total_input_bytes: readonly number[];
-  own_wire_bytes: readonly number[];
-  total_wire_bytes: readonly (readonly number[])[];
   total_parameters: readonly number[];
   total_parameter_bytes: readonly number[];
   total_local_bytes: readonly number[];
   total_peak_bytes: readonly number[];
   marks: readonly string[];
   num_findings: readonly number[];
+  own_peak: PeakParts;
+  earlier: EarlierModules | null;
 }
 
 /**
@@ -513,6 +527,16 @@ export interface ParityItem {
 }
 
 /**
+ * Bytes at the peak of memory that belong to a module itself, by memory kind, in columns.
+ */
+export interface PeakParts {
+  kinds: readonly string[];
+  module: readonly number[];
+  kind: readonly number[];
+  num_bytes: readonly number[];
+}
+
+/**
  * Bytes of one kind that one module owned at the peak; the most come first.
  */
 export interface PeakRow {
@@ -539,15 +563,12 @@ export interface Proof {
 }
 
 /**
- * Ranks that issued the same collectives.
+ * Ranks that issued the same collectives; `Traffic` has their figures.
  */
 export interface RankRow {
   ranks: string;
   example: number;
   num_ranks: number;
-  count: number;
-  input_bytes: number;
-  wire_bytes: number;
 }
 
 /**
@@ -659,18 +680,6 @@ export interface StageRow {
 }
 
 /**
- * Collectives of the busiest rank of one kind along one axis in one phase.
- */
-export interface Sum {
-  axis: number;
-  kind: number;
-  phase: number;
-  count: number;
-  input_bytes: number;
-  wire_bytes: number;
-}
-
-/**
  * An op that is necessary for the failure.
  */
 export interface SuspectRow {
@@ -691,6 +700,28 @@ export interface Timing {
   total_ns: number;
   self_ns: number;
   max_ns: number;
+}
+
+/**
+ * Collectives in columns: a row for those of a rank that differ only in the last three.
+ *
+ * Ranks that issued the same collectives share their rows, which have the figures of one of them
+ * and are in the order in which it first issued such a collective. Every sum of collectives on the
+ * page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source
+ * or dtype that was merged with others; `Communication.traffic_note` says which.
+ */
+export interface Traffic {
+  rank_set: readonly number[];
+  axis: readonly number[];
+  kind: readonly number[];
+  phase: readonly number[];
+  owner: readonly number[];
+  cause: readonly number[];
+  source: readonly number[];
+  dtype: readonly number[];
+  count: readonly number[];
+  input_bytes: readonly number[];
+  wire_bytes: readonly number[];
 }
 
 /**

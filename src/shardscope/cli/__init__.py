@@ -10,8 +10,14 @@ from typing import Any, final
 import click
 
 from shardscope._torch.logs import failed_ops_unlogged
-from shardscope.cli.console import buffer_torch_lines, explain_stdout, silence_stdout
-from shardscope.cli.launch import is_first
+from shardscope.cli.console import (
+    buffer_torch_lines,
+    explain_stdout,
+    is_first,
+    print_error,
+    silence_stdout,
+)
+from shardscope.cli.json_result import start_json, writing_json
 from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
 from shardscope.record.text import sanitize_text
@@ -20,6 +26,7 @@ from shardscope.version import __version__
 __all__ = ["main"]
 
 _FAILED = 2  # exit code
+_COMPLETION = "_SHARDSCOPE_COMPLETE"
 _EXAMPLES = (
     "shardscope demo",
     "shardscope trace train.py --mesh dp=8,tp=4",
@@ -43,8 +50,13 @@ _VERBS = {
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
+    "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
-    "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
+    "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI, Parquet or spreadsheets.",
+    "query": "Run an SQL query on the tables of recordings.",
+    "mcp": "Serve the commands to a coding agent as tools (Model Context Protocol).",
+    "doctor": "Print versions, and try what works on this machine.",
+    "completion": "Print a script that completes commands and options in your shell.",
 }
 
 
@@ -58,6 +70,10 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
+        if _COMPLETION in os.environ:  # a shell asks at each press of Tab: without torch
+            command = import_module("shardscope.cli.completion").load_command(cmd_name)
+            assert command is None or isinstance(command, click.Command)
+            return command
         # Most commands import torch, which may take seconds.
         show_progress = import_module("shardscope.cli.console").show_progress
         with show_progress(f"starting {cmd_name}", is_shown=is_first()):
@@ -69,6 +85,7 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first argument names, or suggest one."""
+        start_json(ctx, args)
         check_command(self, ctx, args[0])
         return super().resolve_command(ctx, args)
 
@@ -86,6 +103,11 @@ class _Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; every error ends in one line and an exit code."""
+        with writing_json(ctx):
+            return self._invoke_quietly(ctx)
+
+    def _invoke_quietly(self, ctx: click.Context) -> Any:
+        """Run a command, and drop torch's warnings if it fails."""
         if ctx.params.get("debug"):
             return self._invoke(ctx)
         # For torch's C++ code, which writes to standard error itself; read when torch is imported.
@@ -129,7 +151,7 @@ class _Verbs(click.Group):
             return super().main(*args, **kwargs)
         except OSError as error:
             silence_stdout()
-            click.echo(f"shardscope: {explain_stdout(error.strerror or str(error))}", err=True)
+            print_error(explain_stdout(error.strerror or str(error)))
             sys.exit(_FAILED)
 
 
@@ -143,7 +165,7 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
     error = sys.exc_info()[1]
     if ctx.params.get("debug") and error is not None:
         import_module("shardscope.cli.console").print_traceback(error)
-    click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
+    print_error(sentence)
     if example:
         click.echo(f"\n{example}", err=True)
     ctx.exit(exit_code)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 import click
 
 from shardscope.cli.build_model import BuiltModel, build_model, choose_device, explain_failure
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, is_first, print_error, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.launch import is_first
 from shardscope.cli.mesh_option import choose_axes
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
@@ -26,7 +25,6 @@ from shardscope.cli.target import isolated_argv, load_program, name_command, nam
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.audit.audit import audit
 
@@ -99,7 +97,7 @@ def command(
     recording = name_command(audited)
     destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     if failure is not None:
-        click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
+        print_error(failure)
     ctx.exit(exit_code(recording, is_strict=strict) if failure is None else 2)
 
 

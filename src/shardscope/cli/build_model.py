@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope.attribution.failures import describe_failure, suggest_remedy
-from shardscope.cli.launch import is_launched, num_launched
+from shardscope.cli.console import is_launched, num_launched
 from shardscope.cli.target import Program
 from shardscope.errors import ShardscopeError, TargetError
 from shardscope.record.units import plural

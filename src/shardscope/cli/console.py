@@ -1,12 +1,14 @@
 """Prints to the terminal, standard output and standard error, and computes exit codes.
 
-Lines that torch writes to standard error are held back until the command ends.
+Lines that torch writes to standard error are held back until the command ends. Of the processes
+that a launcher such as torchrun started, the first prints (`is_first`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +22,13 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segments
 
+from shardscope.cli.json_result import add_message, current_json
 from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
 from shardscope.record.text import GuardedFile, sanitize_text
 
+# What torch.distributed needs to meet the others; RANK alone may be left over from anything.
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Packages that write to standard error for their callers.
 _WRITERS = ("logging", "traceback", "contextlib", "shardscope")
 
@@ -145,6 +150,9 @@ class _Console(Console):
 
 def print_out(*things: RenderableType) -> None:
     """Print to standard output: colours on a terminal unless NO_COLOR, plain otherwise."""
+    if result := current_json():
+        result.add_printed(*things)
+        return
     with writing_out():
         console = _open_console()
         with show_progress("laying out"):
@@ -155,8 +163,30 @@ def print_out(*things: RenderableType) -> None:
 
 def print_line(text: str = "") -> None:
     """Print a line of any length, with untrusted text sanitized."""
+    if result := current_json():
+        result.add_printed(sanitize_text(text))
+        return
     with writing_out():
         _open_console().print(sanitize_text(text), soft_wrap=True)
+
+
+def print_next(command: str, label: str = "next") -> None:
+    """Print a command that is useful now: `next: shardscope report run.json.gz`."""
+    if result := current_json():
+        result.add_next(command)
+        return
+    print_line(f"{label}: {command}")
+
+
+def print_error(sentence: str) -> None:
+    """Print to standard error why the command fails."""
+    print_note(sentence, is_error=True)
+
+
+def print_note(sentence: str, *, is_error: bool = False) -> None:
+    """Print a sentence to standard error, with untrusted text sanitized."""
+    add_message(sentence, is_error=is_error)
+    click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
 
 
 def print_traceback(error: BaseException) -> None:
@@ -168,7 +198,8 @@ def print_traceback(error: BaseException) -> None:
 def write_out(chunks: Iterable[bytes]) -> None:
     """Send bytes to standard output."""
     with writing_out():
-        sys.stdout.buffer.writelines(chunks)
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
 
 
 def _open_console() -> Console:
@@ -183,8 +214,11 @@ def _open_console() -> Console:
 def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Show a progress line with elapsed time on standard error; yields a function to update it.
 
-    On a terminal only, and only if the work takes a while.
+    On a terminal only, or as lines with `--json`, and only if the work takes a while.
     """
+    if current_json() is not None and is_shown:
+        yield _ProgressLines(title)
+        return
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     # What the user's program prints belongs on standard output, wherever that goes.
@@ -205,7 +239,44 @@ def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[st
             progress.stop()
 
 
+@final
+class _ProgressLines:
+    """Writes progress to standard error as lines, at most one in `_PATIENCE_S`."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._time = time.monotonic()
+
+    def __call__(self, doing: str) -> None:
+        if time.monotonic() - self._time >= _PATIENCE_S:
+            self._time = time.monotonic()
+            click.echo(sanitize_text(f"{self._title}: {doing}"), err=True)
+
+
 def exit_code(recording: Recording, *, is_strict: bool = False) -> int:
     """1 for a finding that is a warning or an error, or, if strict, for a gap; else 0."""
     has_finding = any(finding.severity is not Severity.INFO for finding in recording.findings)
     return int(has_finding or (is_strict and bool(recording.gaps)))
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or something like it, started this process as one of several."""
+    numbers = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return all(os.environ.get(name) for name in _LAUNCHER_VARIABLES) and all(
+        map(str.isdecimal, numbers)
+    )
+
+
+def launched_rank() -> int:
+    """This process's rank, as it was launched."""
+    return int(os.environ["RANK"])
+
+
+def num_launched() -> int:
+    """How many processes were launched."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: it is rank 0, or there are no others."""
+    return not is_launched() or launched_rank() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -14,9 +15,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shardscope.cli.annotations import CI_FORMATS, annotate_violations, render_annotations
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import parse_share
+from shardscope.cli.json_result import check_stdout_is_free, current_json
 from shardscope.cli.loading import load_recordings
 from shardscope.cli.program import LaunchedProgram, print_failures, program_options
 from shardscope.cli.shared_options import force_option
@@ -34,10 +37,12 @@ from shardscope.contract import (
     write_contract,
 )
 from shardscope.contract.record import Grain
-from shardscope.contract.violation_text import list_rows, render_annotations, summarize
+from shardscope.contract.toml_reader import has_limits, read_text
+from shardscope.contract.violation_text import list_rows, summarize
 from shardscope.record import Recording, check_output, sanitize_text
 from shardscope.record.encoding import encode_json
 from shardscope.record.units import plural
+from shardscope.report.result.figures import ContractFigures, Figures, ViolationFigures
 from shardscope.report.text.problems import describe_checks
 
 _DEFAULT = "shardscope.toml"
@@ -81,10 +86,11 @@ def command() -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "github", "json"]),
+    type=click.Choice(["text", "json", *CI_FORMATS]),
     default="text",
     show_default=True,
-    help="Output format; github prints annotations for GitHub Actions.",
+    help="Output format; github prints annotations for GitHub Actions, gitlab is its code quality "
+    "report.",
 )
 @click.pass_context
 def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: str) -> None:
@@ -93,27 +99,59 @@ def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: s
     Each limit is compared with the recordings that have its figure (of trace, memory, explain, …);
     a limit whose figure was not recorded counts as exceeded.
     """
+    if form != "text":
+        check_stdout_is_free(f"--format {form}", "Leave one of them out.")
     file = open_contract(path)
     with show_progress("checking") as report:
         recordings = load_recordings(files, report)
         report("measuring")
         violations = check(file.contract, *recordings)
+    if result := current_json():
+        summary = f"{file.path}: {summarize(violations, len(file.contract.limits))}"
+        again = shlex.join(["shardscope", "contract", "check", *files, "--contract", path])
+        result.add_figures(
+            Figures(contract=read_contract_figures(file, violations)),
+            summary,
+            has_problems=bool(violations),
+            more=[f"{again} --format json"],
+        )
+        ctx.exit(int(bool(violations)))
     if form == "text" and any(limit.figure is Figure.FINDINGS for limit in file.contract.limits):
         print_out(Text(f"findings: {sanitize_text(describe_checks(*recordings))}"))
-    _PRINTERS[form](file, violations)
+    if form in CI_FORMATS:
+        annotations = list(annotate_violations(violations, file))
+        write_out(render_annotations(annotations, form, category="contract"))
+    if form in _PRINTERS:
+        _PRINTERS[form](file, violations)
     ctx.exit(int(bool(violations)))
+
+
+def read_contract_figures(file: ContractFile, violations: Sequence[Violation]) -> ContractFigures:
+    """The violations of a contract, for a result as JSON."""
+    return ContractFigures(
+        contract=file.path,
+        num_limits=len(file.contract.limits),
+        num_violations=len(violations),
+        violations=tuple(
+            ViolationFigures(
+                title=violation.title,
+                expected=violation.expected,
+                actual=violation.actual,
+                line=f"{file.path}:{file.lines.get(violation.limit, 1)}",
+                modules=violation.modules,
+                evidence=tuple(
+                    row.text for row in list_rows(violation) if row.label in ("cause", "line")
+                ),
+                remedy=violation.remedy,
+            )
+            for violation in violations
+        ),
+    )
 
 
 def _print_text(file: ContractFile, violations: Sequence[Violation]) -> None:
     for violation in violations:
         print_out(_render(violation, file), Text())
-    _print_summary(file, violations)
-
-
-def _print_github(file: ContractFile, violations: Sequence[Violation]) -> None:
-    # Not through the console, which replaces characters it cannot encode.
-    for line in render_annotations(violations, file, folder=os.getcwd()):
-        write_out([line.encode("utf-8", "replace"), b"\n"])
     _print_summary(file, violations)
 
 
@@ -133,7 +171,7 @@ def _print_summary(file: ContractFile, violations: Sequence[Violation]) -> None:
     print_line(f"{file.path}: {summarize(violations, len(file.contract.limits))}")
 
 
-_PRINTERS = {"text": _print_text, "github": _print_github, "json": _print_json}
+_PRINTERS = {"text": _print_text, "github": _print_summary, "json": _print_json}
 
 
 def _render(violation: Violation, file: ContractFile) -> RenderableType:
@@ -204,7 +242,8 @@ def record_command(
     """
     share = parse_share(slack, option="--slack", at_most=1)
     check_output(output, force=force)
-    previous = read_contract(output) if os.path.isfile(output) else None
+    has_previous = os.path.isfile(output) and has_limits(read_text(output), output)
+    previous = read_contract(output) if has_previous else None
     recordings: Sequence[Recording] = ()
     if program is not None:
         result = program.run()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardscope.cli import _llama
-from shardscope.cli.console import print_line, show_progress
+from shardscope.cli.console import print_next, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.shared_options import force_option, output_option, rank_option
@@ -69,7 +69,7 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
         raise TargetError(traced_step.failure) from traced_step.error
     recording = review(name_command(traced_step.recording))
     destination.finish(recording, render_summary(recording))
-    print_line(f"look at it again with: {_name_program()} show {destination.path} --by cause")
+    print_next(f"{_name_program()} show {destination.path} --by cause", "look at it again with")
 
 
 def _name_program() -> str:

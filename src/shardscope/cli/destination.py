@@ -17,25 +17,36 @@ from typing import final
 
 from rich.console import RenderableType
 
-from shardscope.cli.console import print_line, print_out, show_progress
-from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
+from shardscope.cli.console import (
+    is_first,
+    is_launched,
+    launched_rank,
+    num_launched,
+    print_line,
+    print_out,
+    show_progress,
+)
+from shardscope.cli.json_result import add_recording, current_json
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
+from shardscope.record.parquet import check_format
 
 FILES_HELP = """\
 A command that runs a program (demo, run, trace, audit, visualize, memory, coverage, parallelize,
 parity, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where
 NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is added
 (NAME-2). report and export save a file next to the recording, contract record saves
-shardscope.toml. show, tui, diff and contract check save nothing.
+shardscope.toml, init a target or files for CI. ci and query save files only with -o. show, tui,
+diff, contract check, doctor, completion and mcp save nothing.
 
--o OUT names another file; {rank} in it becomes the rank. An existing file is overwritten only with
---force. Each file is printed as "saved FILE".
+-o OUT names another file; {rank} in it becomes the rank. A recording is saved as Parquet if OUT
+ends in .parquet. An existing file is overwritten only with --force. Each file is printed as "saved
+FILE".
 """
 
 _ENDING = ".shardscope.json.gz"
-_RECORDING_ENDINGS = (".gz", ".jsonl", ".json")
+_RECORDING_ENDINGS = (".gz", ".jsonl", ".json", ".parquet")
 
 
 @final
@@ -54,6 +65,8 @@ class Destination:
         elif force:
             output = self._stem + _ENDING
         self._path = None if output is None else name_for_rank(output, self._rank)
+        if self._path is not None:
+            check_format(self._path)
         check_output(self._path or next(_unused_names(self._stem)), force=force)
 
     def finish(self, recording: Recording, *summary: RenderableType) -> None:
@@ -67,6 +80,7 @@ class Destination:
         finally:  # a recording is saved even if it cannot be printed, and the reverse
             with show_progress("saving the recording", is_shown=is_first()):
                 self._path = self._save(recording)
+        add_recording(recording, [self._path])
         if is_first():
             print_line()
             print_saved(self._path)
@@ -99,6 +113,9 @@ def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> Non
 
 def print_saved(path: str | Path, note: str = "") -> None:
     """Print `saved FILE`, on a line of its own however long it is."""
+    if result := current_json():
+        result.add_file(path, note)
+        return
     print_line(f"saved {path} ({note})" if note else f"saved {path}")
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
-from shardscope.cli.console import print_out, show_progress, write_out
+from shardscope.cli.annotations import CI_FORMATS, render_annotations
+from shardscope.cli.console import print_note, print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
+from shardscope.cli.json_result import check_stdout_is_free, current_json
 from shardscope.cli.shared_options import no_fold_option
 from shardscope.cli.verb import Verb, suggest
 from shardscope.comm.findings import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load
-from shardscope.record.text import sanitize_text
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.export.annotations import annotate_changes, find_program
+from shardscope.report.result.figures import Figures
+from shardscope.report.result.recording_figures import read_changes, summarize_changes
 
-_FORMATS = ("text", "json", "markdown")
+_FORMATS = ("text", "json", "markdown", *CI_FORMATS)
 
 
 @click.command(
@@ -60,7 +66,7 @@ _FORMATS = ("text", "json", "markdown")
     type=click.Choice(_FORMATS),
     default="text",
     show_default=True,
-    help="Output format.",
+    help="Output format; github, sarif and gitlab have only what got worse.",
 )
 @no_fold_option
 @click.pass_context
@@ -81,6 +87,8 @@ def command(
     parity, parallel, diagnoses, gaps or run. Exits with 0 unless --fail-on matches; changes that
     --area, --module or --tolerance hides are ignored.
     """
+    if form != _FORMATS[0]:
+        check_stdout_is_free(f"--format {form}", "Leave one of them out.")
     triggers, chosen_areas = parse_triggers(fail_on), parse_areas(areas)
     share = parse_share(tolerance, option="--tolerance")
     with show_progress("comparing") as report:
@@ -95,10 +103,21 @@ def command(
         changes = changes.only_areas(chosen_areas)
     if module is not None:
         changes = _select(changes, module)
-    _print(changes, form, is_complete=no_fold)
     reasons = list(find_reasons(changes, triggers))
+    if result := current_json():
+        result.add_figures(
+            Figures(comparisons=(read_changes(changes),)),
+            summarize_changes(changes),
+            has_problems=bool(reasons) or any(row.is_worse for row in changes.rows),
+            more=[shlex.join(["shardscope", "diff", before, after, "--format", "json"])],
+        )
+    elif form in CI_FORMATS:
+        annotations = list(annotate_changes(changes, fallback=find_program(recordings[1]) or after))
+        write_out(render_annotations(annotations, form, category="diff"))
+    else:
+        _print(changes, form, is_complete=no_fold)
     if reasons:
-        click.echo(sanitize_text(f"shardscope: --fail-on matched: {', '.join(reasons)}"), err=True)
+        print_note(f"--fail-on matched: {', '.join(reasons)}")
     ctx.exit(int(bool(reasons)))
 
 

@@ -16,9 +16,14 @@ from torch import nn
 from shardscope._torch.dynamo_caches import quiet_compiler
 from shardscope._torch.modules import is_compiled
 from shardscope.cli.build_model import Report, build_model, explain_failure, user_code
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import (
+    exit_code,
+    is_first,
+    is_launched,
+    print_error,
+    show_progress,
+)
 from shardscope.cli.destination import Destination
-from shardscope.cli.launch import is_first, is_launched
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import force_option, mesh_option, output_option, strict_option
@@ -28,7 +33,6 @@ from shardscope.compile.explain.explain import explaining, run_as_it_is
 from shardscope.errors import TargetError
 from shardscope.launch.api import COMPILE
 from shardscope.record import Recording
-from shardscope.record.text import sanitize_text
 from shardscope.report.text.compiler import render_guards, render_stage_times
 from shardscope.report.text.style import shorten
 from shardscope.report.text.summary import render_summary
@@ -127,7 +131,7 @@ def _choose_exit_code(ctx: click.Context, run: _Run, *, strict: bool) -> int:
         return exit_code(run.recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and run.error is not None:
         traceback.print_exception(run.error)
-    click.echo(f"shardscope: {sanitize_text(run.failure)}", err=True)
+    print_error(run.failure)
     return 2
 
 

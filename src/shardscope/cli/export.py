@@ -10,8 +10,10 @@ from types import MappingProxyType
 
 import click
 
-from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.annotations import render_annotations
+from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
+from shardscope.cli.json_result import add_recording, check_stdout_is_free, current_json
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
@@ -20,7 +22,9 @@ from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.record.files import name_for_rank
+from shardscope.record.parquet import encode_parquet
 from shardscope.record.units import plural
+from shardscope.report.export.annotations import annotate_findings
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
@@ -90,10 +94,11 @@ def _write_each_rank(
         for path, content in beside.items():
             write_file(content, path, force=force)
     first, *further = (str(name_for_rank(target, rank)) for rank in ranks)
-    if further:
+    if further and current_json() is None:
         print_saved(f"{first} … {further[-1]}", plural(len(ranks), "rank"))
     else:
-        print_saved(first)
+        for file in (first, *further):
+            print_saved(file)
     for path in beside:
         print_saved(path)
 
@@ -110,10 +115,13 @@ _ENDINGS = {
     "chrome": ".chrome.json",
     "tensorboard": ".tfevents",
     "chakra": ".{rank}.et",
+    "parquet": ".parquet",
     "memory-snapshot": ".{rank}.snapshot.pickle",
     "csv": ".csv",
     "json": ".json",
     "markdown": ".md",
+    "sarif": ".sarif",
+    "gitlab": ".codequality.json",
 }
 _MAX_STEP = 2**63 - 1
 
@@ -131,7 +139,12 @@ _MAX_STEP = 2**63 - 1
 )
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Output format."
+    "--to",
+    "form",
+    type=click.Choice(list(_ENDINGS)),
+    metavar="FORMAT",
+    required=True,
+    help=f"Output format: {', '.join(_ENDINGS)}.",
 )
 @click.option(
     "-o",
@@ -174,18 +187,23 @@ def command(
     The formats perfetto and chrome are the same trace, which opens in https://ui.perfetto.dev and
     in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
     trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups. The
+    formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI. The
     format memory-snapshot is, for each rank, what torch.cuda.memory._dump_snapshot writes: all
-    allocations of the step, for https://pytorch.org/memory_viz.
+    allocations of the step, for https://pytorch.org/memory_viz. The formats parquet and json are
+    recordings again, which every command reads.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
     _check_target(target, form, file, against, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
+    add_recording(recording, [file])
     _warn_of_gaps(recording)
     _warn_if_empty(recording, form, table or "collectives")
     if form == "chakra":
         write_chakra(recording, target, force=force)
+    elif form in ("sarif", "gitlab"):
+        _write(_render_findings(recording, file, form), target, force=force)
     elif form == "memory-snapshot":
         write_snapshots(recording, file, target, force=force)
     elif form == "markdown":
@@ -204,6 +222,7 @@ def _choose_renderer(
         "tensorboard": partial(render_tensorboard, step=step or 0),
         "csv": partial(render_table, name=table or "collectives"),
         "json": encode_pieces,
+        "parquet": lambda recording: iter([encode_parquet(recording)]),
     }
     return renderers[form]
 
@@ -217,6 +236,13 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
     with show_progress(f"reading {against}") as report:
         before = load_reviewed([against], report)
     yield render_markdown(recording, against=before, titles=(against, file)).encode()
+
+
+def _render_findings(recording: Recording, file: str, form: str) -> Iterator[bytes]:
+    """The findings of a recording, computed again, in a format of CI."""
+    recording = review_explanations(review(recording))
+    annotations = list(annotate_findings(recording, fallback=file))
+    return render_annotations(annotations, form, category="findings")
 
 
 def _write(chunks: Iterator[bytes], target: str, *, force: bool) -> None:
@@ -241,7 +267,9 @@ def _check_options(form: str, *, table: str | None, step: int | None, against: s
 def _check_target(target: str, form: str, file: str, against: str | None, *, force: bool) -> None:
     if form == "chakra":
         check_chakra(target)
-    elif target != "-":
+    elif target == "-":
+        check_stdout_is_free("-o -", "Name a file with -o.")
+    else:
         if form == "tensorboard":
             _check_event_file(target)
         check_distinct(target, [file, *filter(None, [against])])
@@ -269,7 +297,7 @@ def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
     if filled:
         remedy = f"These tables have rows: {', '.join(filled)}."
     fact = f"the recording has no {table}, so the table is empty"
-    click.echo(f"shardscope: {fact}. {remedy}", err=True)
+    print_note(f"{fact}. {remedy}")
 
 
 def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
@@ -281,19 +309,19 @@ def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
     else:
         fact = "collectives were not recorded, so the trace is empty. Export a recording of "
         fact += "shardscope trace."
-    click.echo(f"shardscope: {fact}", err=True)
+    print_note(fact)
 
 
 def _warn_of_gaps(recording: Recording) -> None:
     if recording.gaps:
         gaps = plural(len(recording.gaps), "gap")
-        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` lists them.", err=True)
+        print_note(f"the recording has {gaps}; `shardscope show` lists them.")
 
 
 def _name_output(file: str, form: str, table: str | None) -> str:
     target = name_after(file, f".{table}{_ENDINGS[form]}" if table else _ENDINGS[form])
     if target == str(Path(file)):
         raise OutputError(
-            f"'{file}' is JSON already and would be overwritten. Name another file with -o."
+            f"'{file}' has that format already and would be overwritten. Name another file with -o."
         )
     return target

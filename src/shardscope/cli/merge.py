@@ -27,7 +27,7 @@ from shardscope.report.text.problems import render_problems
     "--output",
     metavar="OUT",
     show_default="merged.shardscope.json.gz",
-    help="File for the merged recording (.json or .json.gz).",
+    help="File for the merged recording (.json, .json.gz or .parquet).",
 )
 @force_option
 @strict_option

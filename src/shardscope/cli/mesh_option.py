@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardscope.cli.launch import is_launched
+from shardscope.cli.console import is_launched
 from shardscope.cli.target import check_file
 from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.cli.build_model import user_code
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, print_error, show_progress
 from shardscope.cli.destination import Destination, print_saved
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.shared_options import (
@@ -36,7 +36,6 @@ from shardscope.parallel import Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import check_output
-from shardscope.record.text import sanitize_text
 from shardscope.record.units import plural
 from shardscope.report.text.summary import render_summary
 
@@ -135,7 +134,7 @@ def command(
         failure = f"--strict: {plural(len(parallel_program.fallbacks), 'fallback')}, listed above."
         code = 1
     if failure is not None:
-        click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
+        print_error(failure)
     else:
         _save_programs(parallel_program, files, target)
     ctx.exit(code)

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, print_error, print_note, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.verb import PROGRAM
 from shardscope.comm.findings import review
@@ -104,7 +104,7 @@ class LaunchedProgram:
                     report(f"rank {rank}, {instrument}: ended")
                 elif rank not in warned:
                     warned.add(rank)
-                    click.echo(sanitize_text(_warn_of_computation(event)), err=True)
+                    print_note(_warn_of_computation(event))
 
             return run_until_interrupted(
                 self.program.script,
@@ -180,7 +180,7 @@ def print_failures(result: RunResult) -> int:
     for output in result.hidden_outputs:
         click.echo("\n".join(map(sanitize_text, output.splitlines())), err=True)
     for failure in result.failures:
-        click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
+        print_error(failure)
     if result.signal is not None:
         return 128 + result.signal  # as a shell reports a program that a signal has ended
     return 2 if result.failures else 0
@@ -188,7 +188,7 @@ def print_failures(result: RunResult) -> int:
 
 def _warn_of_computation(event: Busy) -> str:
     return (
-        f"shardscope: rank {event.job.rank} has computed for {event.seconds} s without a training "
+        f"rank {event.job.rank} has computed for {event.seconds} s without a training "
         f"step, and is at {event.place}. Press Ctrl-C to end it; what was recorded is kept."
     )
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, save_file
+from shardscope.cli.json_result import add_recording, check_stdout_is_free
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
-from shardscope.record.text import sanitize_text
 from shardscope.report.html.html import render_html
 
 
@@ -42,7 +42,9 @@ def command(
 ) -> None:
     """Save a recording as one HTML page that opens offline; several FILEs are one run."""
     target = output or name_after(files[0], ".html")
-    if target != "-":
+    if target == "-":
+        check_stdout_is_free("-o -", "Name a file with -o.")
+    else:
         check_distinct(target, [*files, *filter(None, [against])])
         check_output(target, force=force)
     with show_progress("reporting") as report:
@@ -60,6 +62,7 @@ def _draw(files: tuple[str, ...], against: str | None, report: Callable[[str], N
     if against is not None:
         before = load_reviewed([against], report)
     recording = load_reviewed(files, report)
+    add_recording(recording, files)
     report("drawing")
     titles = (against or "", _name_files(files))
     return render_html(recording, against=before, titles=titles).encode("utf-8")
@@ -74,4 +77,4 @@ def _open(target: str) -> None:
     """Open the file in a browser, if there is one."""
     if not webbrowser.open(Path(target).resolve().as_uri()):
         sentence = f"no browser could be started; open {target} by hand."
-        click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
+        print_note(sentence)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardscope.cli.console import exit_code, print_line
+from shardscope.cli.console import exit_code, print_next
 from shardscope.cli.destination import Destination
 from shardscope.cli.program import (
     LaunchedProgram,
@@ -76,7 +76,7 @@ def command(
     if result.has_recording:
         recording = review(result.recording)
         destination.finish(recording, render_summary(recording, by=by))
-        print_line(f"next: {launched.suggest_next(recording, str(destination.path))}")
+        print_next(launched.suggest_next(recording, str(destination.path)))
         code = exit_code(recording, is_strict=strict)
     code = print_failures(result) or code
     sys.stderr.flush()

@@ -6,6 +6,7 @@ import click
 from rich.console import RenderableType
 
 from shardscope.cli.console import exit_code, print_out, show_progress
+from shardscope.cli.json_result import add_recording, current_json
 from shardscope.cli.loading import choose_modules, load_reviewed
 from shardscope.cli.shared_options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
@@ -66,8 +67,9 @@ def command(
         recording = load_reviewed(files, report)
         shown = recording if pattern is None else choose_modules(recording, pattern)
         report("adding up")
-        printed = _render(shown, recording, views, by=by, is_folded=not no_fold)
-    print_out(printed)
+        add_recording(shown, files)
+        if current_json() is None:
+            print_out(_render(shown, recording, views, by=by, is_folded=not no_fold))
     ctx.exit(exit_code(recording, is_strict=True) if strict else 0)
 
 

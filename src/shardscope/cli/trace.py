@@ -16,9 +16,16 @@ from shardscope.cli.build_model import (
     choose_device,
     explain_failure,
 )
-from shardscope.cli.console import exit_code, print_traceback, show_progress
+from shardscope.cli.console import (
+    exit_code,
+    is_first,
+    is_launched,
+    launched_rank,
+    print_error,
+    print_traceback,
+    show_progress,
+)
 from shardscope.cli.destination import Destination, check_rank_in_name, print_saved
-from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh_option import choose_axes
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
@@ -38,7 +45,6 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output
 from shardscope.record.files import name_for_rank
-from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import View, render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -197,5 +203,5 @@ def _outcome(
         return exit_code(recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and traced_step.error is not None:
         print_traceback(traced_step.error)
-    click.echo(f"shardscope: {sanitize_text(traced_step.failure)}", err=True)
+    print_error(traced_step.failure)
     return 2

@@ -17,6 +17,7 @@ from shardscope.errors import OutputError
     "tui",
     cls=Verb,
     examples=["shardscope tui run.json.gz", "shardscope tui run-*.json.gz"],
+    instead_of_json="It draws a screen; shardscope show --json prints the recording.",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def command(files: tuple[str, ...]) -> None:

@@ -8,11 +8,29 @@ from difflib import get_close_matches
 from typing import Any, final
 
 import click
+from click.core import ParameterSource
+
+from shardscope.cli.json_result import cancel_json, json_option
 
 FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is a gap."
 
 PROGRAM = "shardscope.program"
 """The key, in the `meta` of a click context, of the words after `--`: a program and arguments."""
+
+PROGRAM_VERBS = (
+    "run",
+    "trace",
+    "audit",
+    "visualize",
+    "memory",
+    "coverage",
+    "parallelize",
+    "parity",
+    "explain",
+    "diagnose",
+    "demo",
+)
+"""The commands that run a program and save a recording as `-o` says."""
 
 EXIT_CODES = {
     0: "Success. Commands that only display (show, report, tui, export, diff, visualize, demo) "
@@ -38,6 +56,7 @@ class Verb(click.Command):
         takes_program: Whether a program may follow `--`. It is then in the context's `meta`, under
             the key `PROGRAM`, and `@program_options` reads it.
         instead_of_program: What a command that takes only a TARGET says when a program follows.
+        instead_of_json: Why a command has no `--json`, and what to use; empty if it has.
     """
 
     def __init__(
@@ -47,13 +66,17 @@ class Verb(click.Command):
         fails_if: str | None = None,
         takes_program: bool = False,
         instead_of_program: str = "Write the TARGET without --; shardscope run takes programs.",
+        instead_of_json: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        if not instead_of_json:
+            json_option(self)
         self.examples = tuple(examples)
         self.fails_if = fails_if
         self.takes_program = takes_program
         self.instead_of_program = instead_of_program
+        self.instead_of_json = instead_of_json
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Move the words after `--` to the context; fail if the command takes a TARGET only."""
@@ -66,7 +89,12 @@ class Verb(click.Command):
                 )
             ctx.meta[PROGRAM] = tuple(args[index + 1 :])
             args = args[:index]
-        return super().parse_args(ctx, args)
+        if self.instead_of_json and "--json" in args:
+            ctx.fail(f"{self.name} has no --json. {self.instead_of_json}")
+        rest = super().parse_args(ctx, args)
+        if ctx.get_parameter_source("has_json") is not ParameterSource.COMMANDLINE:
+            cancel_json(ctx)
+        return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line, with the program as an alternative."""
@@ -116,7 +144,7 @@ class VerbGroup(click.Group):
 def check_command(group: click.Group, ctx: click.Context, name: str) -> None:
     """Fail if the group has no such command, and suggest the nearest that it has."""
     names = group.list_commands(ctx)
-    if not name.startswith("-") and name not in names:
+    if not name.startswith("-") and name not in names and not ctx.resilient_parsing:
         ctx.fail(f"No such command {name!r}.{suggest(name, names)}")
 
 

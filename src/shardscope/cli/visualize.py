@@ -10,9 +10,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardscope.cli.build_model import build_model, choose_device
-from shardscope.cli.console import show_progress
+from shardscope.cli.console import is_first, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.launch import is_first
 from shardscope.cli.mesh_option import choose_axes
 from shardscope.cli.shared_options import (
     data_option,

@@ -111,6 +111,10 @@ class Trace:
             return "Trace(not entered)"
         return f"Trace({self.recording!r})"
 
+    def _repr_html_(self) -> str | None:
+        """The page of the recording, for notebooks; None before the trace is entered."""
+        return None if self._session is None else self.recording._repr_html_()
+
     def __enter__(self) -> Self:
         if self._depth == 0:
             if self._session is not None:

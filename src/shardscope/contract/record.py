@@ -34,7 +34,13 @@ from shardscope.contract.limits import (
     Selector,
     is_in_table,
 )
-from shardscope.contract.toml_reader import TomlLocation, parse_contract, read_selector, read_text
+from shardscope.contract.toml_reader import (
+    TomlLocation,
+    has_limits,
+    parse_contract,
+    read_selector,
+    read_text,
+)
 from shardscope.contract.totals import measure_total
 from shardscope.errors import ContractError
 from shardscope.record import Phase, Recording, Severity, write_file
@@ -254,9 +260,11 @@ def render_contract(contract: Contract, *, before: str = "") -> str:
     Examples:
         >>> print(render_contract(contract))
     """
-    if before:
+    if before and has_limits(before):
         parse_contract(before)  # raises, so that an invalid file is not overwritten
     document = tomlkit.parse(before) if before else _begin()
+    if "contract" not in document:
+        document.add("contract", tomlkit.table())
     table = document["contract"]
     assert isinstance(table, MutableMapping)
     _set_values(table, _list_ceilings(contract), owned=(*CEILINGS, UNASKED))

@@ -234,9 +234,9 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
     """A contract from its text; `name` is the file's name in errors."""
-    document = _parse(text, name)
+    document = parse_toml(text, name)
     root = TomlLocation(name, find_lines(text))
-    root.check_keys(document, ("contract",))
+    root.check_keys(document, ("contract", "ci"))  # the second is read by `shardscope ci`
     if "contract" not in document:
         raise ContractError(
             f"'{name}' has no [contract] table, so it has no limits. Add limits below that "
@@ -255,7 +255,14 @@ def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
     )
 
 
-def _parse(text: str, name: str) -> dict[str, Any]:
+def has_limits(text: str, name: str = "shardscope.toml") -> bool:
+    """Whether a file has a `[contract]`; one with `[ci]` alone has not."""
+    document = parse_toml(text, name)
+    return "contract" in document or "ci" not in document
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """The document; raises ContractError with the line if it is not valid TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,20 +1,15 @@
-"""Violations as text and as GitHub annotations: what was expected, what was found, where and
-why.
-"""
+"""Violations as text: what was expected, what was found, where and why."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from shardscope.contract.limits import CauseKind, Evidence, Figure, Limit, Violation
-from shardscope.contract.toml_reader import ContractFile
 from shardscope.record import (
     RankSpan,
     Source,
     count_ranks,
-    escape_controls,
     format_ranks,
     sanitize_text,
 )
@@ -166,49 +161,3 @@ def _clean(text: str) -> str:
 
 def _plural(count: int) -> str:
     return f"{count:,} limit{'' if count == 1 else 's'}"
-
-
-# Characters that a workflow command may not contain, and their escapes.
-_IN_MESSAGES = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-_IN_PROPERTIES = _IN_MESSAGES | {":": "%3A", ",": "%2C"}
-
-
-def render_annotations(
-    violations: Sequence[Violation], file: ContractFile, *, folder: str
-) -> Iterator[str]:
-    """A GitHub workflow command for each violation, at its source line or at the contract's line.
-
-    Paths inside `folder` are relative to it, as GitHub wants them.
-    """
-    for violation in violations:
-        path, line = _find_location(violation, file)
-        properties = {
-            "file": escape_controls(_relative(path, folder)),
-            "line": str(line),
-            "title": sanitize_text(f"shardscope contract: {violation.title}"),
-        }
-        named = ",".join(
-            f"{key}={_escape(text, _IN_PROPERTIES)}" for key, text in properties.items()
-        )
-        message = "\n".join(f"{row.label}: {row.text}" for row in list_rows(violation))
-        yield f"::error {named}::{_escape(message, _IN_MESSAGES)}"
-
-
-def _find_location(violation: Violation, file: ContractFile) -> tuple[str, int]:
-    source = next(
-        (evidence.source for evidence in violation.evidence if evidence.source is not None), None
-    )
-    if source is None:
-        return file.path, file.lines.get(violation.limit, 1)
-    return source.file, source.line
-
-
-def _relative(path: str, folder: str) -> str:
-    absolute = os.path.abspath(os.path.join(folder, path))
-    if os.path.commonpath([absolute, os.path.abspath(folder)]) != os.path.abspath(folder):
-        return path
-    return os.path.relpath(absolute, folder).replace(os.sep, "/")
-
-
-def _escape(text: str, characters: dict[str, str]) -> str:
-    return "".join(characters.get(character, character) for character in text)

@@ -62,6 +62,10 @@ class RunResult:
     def __repr__(self) -> str:
         return f"RunResult({self._recording!r}, {len(self.failures)} failures)"
 
+    def _repr_html_(self) -> str | None:
+        """The page of the recording, for notebooks; None if there is none."""
+        return None if self._recording is None else self._recording._repr_html_()
+
     @property
     def recording(self) -> Recording:
         """The steps that were observed."""

@@ -11,7 +11,7 @@ import ctypes
 import faulthandler
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import final
@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
 def end_tree(pid: int) -> None:
     """End a process and everything that it has started."""
     while True:
-        pids = [pid, *_find_descendants(pid)]
+        pids = [pid, *list_descendants(pid)]
         for member in reversed(pids):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(member, signal.SIGKILL)
@@ -62,7 +62,7 @@ def end_helpers() -> None:
 def read_cpu_seconds(pid: int) -> float:
     """The processor time of a process, its descendants and those that have ended before."""
     ticks = 0
-    for member in (pid, *_find_descendants(pid)):
+    for member in (pid, *list_descendants(pid)):
         fields = _read_stat(member)
         ticks += sum(map(int, fields[11:15])) if fields else 0
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -99,13 +99,13 @@ class StackFile:
         return users[0].replace('"', "") if users else None
 
 
-def _find_descendants(pid: int) -> Iterator[int]:
+def list_descendants(pid: int) -> list[int]:
+    """List the processes that a process has started, and what those have started."""
     children = _read_children()
-    pending = list(children.get(pid, ()))
-    while pending:
-        child = pending.pop()
-        yield child
-        pending += children.get(child, ())
+    descendants = list(children.get(pid, ()))
+    for child in descendants:  # which grows
+        descendants += children.get(child, ())
+    return descendants
 
 
 def _read_children() -> dict[int, list[int]]:

@@ -175,6 +175,10 @@ class ParallelProgram:
         groups = group_ranks_by_shapes(self.graph, self.mesh)
         return [self._programs.measure(ranks) for ranks in groups]
 
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording()._repr_html_()
+
     def recording(self) -> Recording:
         """The program as a recording, for `show` and `save`."""
         not_requested = (

@@ -1,4 +1,4 @@
-"""Shared by the trainer callbacks: records one step, and never raises into the training loop."""
+"""Shared by the hooks for trainers: records steps, and never raises into the training loop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import functools
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypedDict, TypeVar, final
 
 from msgspec.structs import replace
 
@@ -20,27 +19,58 @@ from shardscope.attribution.module_names import Models
 from shardscope.attribution.program_records import read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.errors import PluginError, TraceError
-from shardscope.record import Gap, Recording, check_output, sanitize_text, save
-from shardscope.record.files import name_for_rank
+from shardscope.plugins.rank_files import RankFiles
+from shardscope.plugins.trackers import log_everywhere, warn
+from shardscope.record import Gap, Recording, save
 
 _log = logging.getLogger("shardscope")
-_ENDINGS = (".gz", ".json")
+
+
+class RecorderOptions(TypedDict, total=False):
+    """What a hook for a trainer takes besides the step, as `StepRecorder` does."""
+
+    output: str | Path
+    force: bool
+    num_steps: int
+    log: bool
 
 
 @final
 class StepRecorder:
-    """Records the optimizer step `step`, counted from 1, once."""
+    """Records optimizer steps, counted from 1, once: `num_steps` of them from `step` on.
 
-    def __init__(self, step: int, output: str | Path, *, force: bool) -> None:
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+    Each rank writes a file when the last of them has ended. Rank 0 logs its recording to the
+    trainer's experiment trackers, and joins the files of all ranks when training ends.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        output: str | Path = "shardscope.json.gz",
+        *,
+        force: bool = False,
+        num_steps: int = 1,
+        log: bool = True,
+    ) -> None:
+        if not _is_positive(step):
             raise TraceError(
-                f"ShardscopeCallback got step={step!r}, which is not a step: steps are counted "
+                f"The recorder of a step got step={step!r}, which is not a step: steps are counted "
                 "from 1, the first optimizer step. Give step=1 or more."
             )
+        if not _is_positive(num_steps):
+            raise TraceError(
+                f"The recorder of a step got num_steps={num_steps!r}, of which nothing can be "
+                "recorded. Give num_steps=1 or more."
+            )
         self.step = step
-        self._output = Path(output)
+        self.loggers: Sequence[Any] = ()  # of the trainer, when it is known
+        self.on_saved: Callable[[Path], None] | None = None
+        self._last_step = step + num_steps - 1
         self._force = force
+        self._files = RankFiles(output, force=force)
+        self._logs = log
         self._trace: Trace | None = None
+        self._saved: Recording | None = None
         self._is_entered = False
         self._is_done = False
         self._pid = os.getpid()
@@ -50,14 +80,20 @@ class StepRecorder:
         """Whether the step has begun and is not written yet."""
         return self._trace is not None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self._is_done
+
     def prepare(self) -> None:
         """Check when training begins, not at the step, that the file can be written."""
         if not self._is_done:
-            check_output(self._path(), force=self._force)
+            self._files.check(*read_identity())
 
     def wants(self, num_done: int, *, num_next: int = 1) -> bool:
-        """Whether the step is among the next `num_next` after `num_done` steps."""
-        return not self._is_done and num_done < self.step <= num_done + num_next
+        """Whether one of the next `num_next` steps after `num_done` is to be recorded."""
+        is_reached = self.step <= num_done + num_next
+        return not self._is_done and is_reached and num_done < self._last_step
 
     def resume(self, models: Models) -> None:
         """Begin to record the step, or continue after `pause`."""
@@ -74,6 +110,12 @@ class StepRecorder:
             self._is_entered = False
             self._trace.__exit__(None if error is None else type(error), error, None)
 
+    def end_step(self, num_done: int, *gaps: Gap) -> None:
+        """Pause after a step, and write the recording if `num_done` steps include the last."""
+        self.pause()
+        if num_done >= self._last_step:
+            self.finish(*gaps)
+
     def finish(self, *gaps: Gap) -> None:
         """Write the recording; nothing more is recorded."""
         self.pause()
@@ -83,8 +125,14 @@ class StepRecorder:
         self._is_done = True
         recording = traced.recording
         recording = replace(recording, gaps=(*recording.gaps, *gaps))
-        path = save(recording, self._path(recording), force=self._force)
+        rank, world_size = recording.run.ranks[0].first, recording.run.world_size
+        path = save(recording, self._files.find_path(rank, world_size), force=self._force)
+        self._saved = recording
         _log.info("step %d is in '%s'", self.step, path)
+        if self.on_saved is not None:
+            self.on_saved(path)
+        if self._logs and rank == 0:
+            log_everywhere(self.loggers, recording, self.step)
 
     def abandon(self, error: BaseException) -> None:
         """Write what was recorded of the step when training raised."""
@@ -92,57 +140,45 @@ class StepRecorder:
         self.finish()
 
     def close(self) -> None:
-        """Write an unfinished recording when training is over."""
-        if self.is_recording and os.getpid() == self._pid:  # a forked process is no trainer
+        """Write an unfinished recording when training is over, and join those of all ranks."""
+        if os.getpid() != self._pid:  # a forked process is no trainer
+            return
+        if self.is_recording:
             fact = f"training ended during step {self.step}; this is what it had recorded by then"
             rank = read_identity()[0]
             self.finish(Gap(place="step", fact=fact, rank=rank))
+        self._merge_ranks()
+
+    def _merge_ranks(self) -> None:
+        recording, self._saved = self._saved, None
+        if recording is None or recording.run.is_simulated or self.on_saved is not None:
+            return
+        if recording.run.world_size > 1 and recording.run.ranks[0].first == 0:
+            _log.info("step %d: %s", self.step, self._files.merge(recording.run.world_size))
 
     def warn_if_missed(self, num_done: int) -> None:
         """Warn if training ended after `num_done` steps without reaching the step."""
         if self._is_done or self.is_recording or read_identity()[0] != 0:
             return
-        self.warn(
+        warn(
             f"step {self.step} was not recorded, because training ended with step {num_done} "
             "before reaching it. Record an earlier step, or train longer."
         )
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after an error of ours, and warn."""
+        what = "is not recorded" if self._saved is None else "is recorded, but not merged"
         self._is_done = True
         try:
             self.pause()
         finally:
             self._trace = None
             reason = str(error) or type(error).__name__
-            self.warn(f"step {self.step} is not recorded; training continues: {reason}")
-
-    def warn(self, sentence: str) -> None:
-        """Issue a warning that never raises, whatever warning filters the program has."""
-        sentence = sanitize_text(sentence)
-        try:
-            warnings.warn(f"shardscope: {sentence}", stacklevel=2)
-        except Warning:
-            print(f"shardscope: {sentence}", file=sys.stderr)
-
-    def _path(self, recording: Recording | None = None) -> Path:
-        """The file of this rank."""
-        rank, world_size = read_identity()
-        if recording is not None:
-            rank, world_size = recording.run.ranks[0].first, recording.run.world_size
-        path = str(self._output)
-        if world_size > 1 and "{rank}" not in path:
-            stem, ending = _split_ending(path)
-            path = f"{stem}-{{rank}}{ending}"
-        return name_for_rank(path, rank)
+            warn(f"step {self.step} {what}; training continues: {reason}")
 
 
-def _split_ending(path: str) -> tuple[str, str]:
-    """Split a file name: `run.json.gz` gives `run` and `.json.gz`."""
-    stem = path
-    for ending in _ENDINGS:
-        stem = stem.removesuffix(ending)
-    return stem, path[len(stem) :]
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 CallbackT = TypeVar("CallbackT")

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, Unpack, final
 
-from shardscope.plugins.callback_base import StepRecorder, close_quietly, make_callback, never_raise
+from shardscope.plugins.callback_base import (
+    RecorderOptions,
+    StepRecorder,
+    close_quietly,
+    make_callback,
+    never_raise,
+)
 
 __all__ = ["ShardscopeCallback"]
 
@@ -19,11 +24,16 @@ _MODULES = ("lightning.pytorch", "pytorch_lightning")
 
 @final
 class ShardscopeCallback:
-    """Records one optimizer step, from forward to optimizer.
+    """Records an optimizer step, from forward to optimizer.
 
     Steps are counted from 1: it is the step after which `trainer.global_step` is `step`, with all
     of its accumulated batches and without validation. Each rank writes a file: `{rank}` in `output`
     becomes the rank, which is appended if there are several ranks.
+
+    Args:
+        step: The first step to record, counted from 1.
+        **options: `num_steps=1` to record; `output="shardscope.json.gz"`, and `force=True` to
+            overwrite; `log=False` to keep it out of the trainer's experiment trackers.
 
     Examples:
         >>> from shardscope.plugins.lightning import ShardscopeCallback
@@ -33,14 +43,12 @@ class ShardscopeCallback:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         return make_callback(cls, _MODULES, "Callback", package="PyTorch Lightning")
 
-    def __init__(
-        self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
-    ) -> None:
-        self.recorder = StepRecorder(step, output, force=force)
+    def __init__(self, step: int = 10, **options: Unpack[RecorderOptions]) -> None:
+        self.recorder = StepRecorder(step, **options)
         self._num_done = 0
         self._num_stepped = 0  # by the last batch that stepped any optimizer
         # For processes that Lightning spawns, which create it again.
-        self._recreate = partial(ShardscopeCallback, step, output=output, force=force)
+        self._recreate = partial(ShardscopeCallback, step, **options)
         weakref.finalize(self, close_quietly, self.recorder)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,10 +76,9 @@ class ShardscopeCallback:
         self, trainer: Any, pl_module: Any, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Pause, and write the step if this was its last batch."""
-        self.recorder.pause()
+        self.recorder.loggers = trainer.loggers
         self._num_stepped = trainer.global_step - self._num_done or self._num_stepped
-        if trainer.global_step >= self.recorder.step:
-            self.recorder.finish()
+        self.recorder.end_step(trainer.global_step)
 
     @never_raise
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -11,10 +11,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, update_wrapper
-from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, Unpack, final
 
-from shardscope.plugins.callback_base import StepRecorder, close_quietly, make_callback, never_raise
+from shardscope.plugins.callback_base import (
+    RecorderOptions,
+    StepRecorder,
+    close_quietly,
+    make_callback,
+    never_raise,
+)
 
 __all__ = ["ShardscopeCallback"]
 
@@ -25,11 +30,16 @@ _MODULES = ("transformers",)
 
 @final
 class ShardscopeCallback:
-    """Records one optimizer step, from forward to optimizer.
+    """Records an optimizer step, from forward to optimizer.
 
     Steps are counted from 1, as in the trainer's logs: it is the step after which
     `state.global_step` is `step`, with all of its accumulated batches. Each rank writes a file:
     `{rank}` in `output` becomes the rank, which is appended if there are several ranks.
+
+    Args:
+        step: The first step to record, counted from 1.
+        **options: `num_steps=1` to record; `output="shardscope.json.gz"`, and `force=True` to
+            overwrite; `log=False` to keep it out of the trainer's experiment trackers.
 
     Examples:
         >>> from shardscope.plugins.transformers import ShardscopeCallback
@@ -39,11 +49,9 @@ class ShardscopeCallback:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         return make_callback(cls, _MODULES, "TrainerCallback", package="Hugging Face transformers")
 
-    def __init__(
-        self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
-    ) -> None:
-        self.recorder = StepRecorder(step, output, force=force)
-        self._recreate = partial(ShardscopeCallback, step, output=output, force=force)
+    def __init__(self, step: int = 10, **options: Unpack[RecorderOptions]) -> None:
+        self.recorder = StepRecorder(step, **options)
+        self._recreate = partial(ShardscopeCallback, step, **options)
         self._guards = ExitStack()
         weakref.finalize(self, close_quietly, self.recorder)
 
@@ -63,14 +71,21 @@ class ShardscopeCallback:
     ) -> None:
         """Begin to record if this is the step."""
         if self.recorder.wants(state.global_step):
-            self._guards.enter_context(_observe_step_errors(self._on_error))
+            trainer = _find_trainer()
+            if trainer is not None:
+                callbacks = trainer.callback_handler.callbacks
+                # The runs of its loggers for W&B and MLflow are active in this process.
+                self.recorder.loggers = [
+                    entry for entry in callbacks if hasattr(entry, "tb_writer")
+                ]
+                self._guards.enter_context(_observe_step_errors(trainer, self._on_error))
             self.recorder.resume(model)
 
     @never_raise
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop recording, and write the step."""
-        self._stop()
-        self.recorder.finish()
+        self._guards.close()
+        self.recorder.end_step(state.global_step)
 
     @never_raise
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -95,14 +110,12 @@ class ShardscopeCallback:
 
 
 @contextmanager
-def _observe_step_errors(handler: ErrorHandler) -> Iterator[None]:
+def _observe_step_errors(trainer: Any, handler: ErrorHandler) -> Iterator[None]:
     """Call `handler` with each exception of the step, until the context ends."""
-    trainer = _find_trainer()
     with ExitStack() as stack:
-        if trainer is not None:
-            stack.enter_context(_observe_errors(trainer, "training_step", handler))
-            stack.enter_context(_observe_errors(trainer.accelerator, "clip_grad_norm_", handler))
-            stack.enter_context(_observe_errors(trainer.optimizer, "step", handler))
+        stack.enter_context(_observe_errors(trainer, "training_step", handler))
+        stack.enter_context(_observe_errors(trainer.accelerator, "clip_grad_norm_", handler))
+        stack.enter_context(_observe_errors(trainer.optimizer, "step", handler))
         yield
 
 

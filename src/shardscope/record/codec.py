@@ -1,6 +1,6 @@
-"""Saves and loads recordings as JSON files, gzipped if the name ends in .gz.
+"""Saves and loads recordings: as JSON, gzipped if the name ends in .gz, or as Parquet.
 
-`stream.py` writes streams.
+`stream.py` writes streams, and `parquet.py` has the columns of Parquet files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from shardscope.record.encoding import (
     read_header,
 )
 from shardscope.record.files import read_file, write_file
+from shardscope.record.parquet import MAGIC, ParquetRecording, encode_parquet, is_parquet_name
 from shardscope.record.profile_records import (
     NO_POSITION,
     AllocationTable,
@@ -202,7 +203,8 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
 
     Args:
         recording: The recording.
-        path: Where to write; gzip-compressed if the name ends in `.gz`.
+        path: Where to write: Parquet if the name ends in `.parquet`, else JSON, gzip-compressed if
+            it ends in `.gz`.
         force: Overwrite a file that exists.
 
     Examples:
@@ -213,14 +215,17 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
             f"save() got {type(recording).__name__}, not a Recording. "
             f"Give it what load(), merge() or a trace's `recording` gives."
         )
-    return write_file(encode_pieces(recording), path, force=force)
+    is_parquet = is_parquet_name(path)
+    pieces = encode_parquet(recording) if is_parquet else encode_pieces(recording)
+    return write_file(pieces, path, force=force)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording or a stream; raises RecordingError if the file cannot be read.
 
     Args:
-        path: A file written by `save` or by `trace(stream=…)`.
+        path: A file written by `save` (JSON or Parquet, whatever its name) or by
+            `trace(stream=…)`.
 
     Examples:
         >>> recording = load("step.json.gz")
@@ -228,6 +233,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """
     name = os.fspath(path)
     data = read_file(path, start=b"{")
+    if data.startswith(MAGIC):
+        return _load_parquet(path)
     header = _find_header(data, name)
     if header.format not in (FORMAT, STREAM_FORMAT):
         raise RecordingError(_explain_foreign(name, header))
@@ -235,6 +242,22 @@ def load(path: str | os.PathLike[str]) -> Recording:
     recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
     check_claims(recording, name, len(data))
     return _upgrade(recording, header.schema)
+
+
+def open_parquet(path: str | os.PathLike[str]) -> tuple[ParquetRecording, Recording]:
+    """Open a Parquet file without reading its collectives, and read everything else in it."""
+    file = ParquetRecording(path)
+    check_schema(file.header, file.name)
+    rest = file.read_rest(_DECODER)
+    check_claims(rest, file.name, file.num_bytes)
+    return file, _upgrade(rest, file.header.schema)
+
+
+def _load_parquet(path: str | os.PathLike[str]) -> Recording:
+    file, rest = open_parquet(path)
+    recording = replace(rest, collectives=tuple(file.list_calls()))
+    check_claims(recording, file.name, file.num_bytes)
+    return recording
 
 
 def _decode(data: bytes, name: str) -> Recording:

@@ -43,7 +43,7 @@ def read_file(
         raise RecordingError(_explain_input(name, error)) from error
     if not _is_gzip(data):
         return data
-    return _decompress(data, name=name, max_bytes=max_bytes, start=start)
+    return decompress(data, name=name, max_bytes=max_bytes, start=start)
 
 
 def read_text_file(path: str | os.PathLike[str]) -> str:
@@ -81,7 +81,8 @@ def _is_gzip(data: bytes) -> bool:
     return data.startswith(_GZIP_MAGIC)
 
 
-def _decompress(data: bytes, *, name: str, max_bytes: int, start: bytes) -> bytes:
+def decompress(data: bytes, *, name: str, max_bytes: int, start: bytes) -> bytes:
+    """Unpack gzip data up to a limit; raises RecordingError if it is damaged or unpacks to more."""
     max_bytes = min(max_bytes, _FREE_BYTES + _MAX_RATIO * len(data))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from shardscope.record.base import Phase, Record, Source
@@ -49,6 +49,19 @@ class SegmentTable(Record, frozen=True, kw_only=True, gc=False):
     order: tuple[Natural, ...] = ()  # event that made the allocator reserve it
 
 
+class Allocation(Record, frozen=True, kw_only=True, gc=False):
+    """Memory in use from event `start` until event `end` of a step: a row of `AllocationTable`."""
+
+    start: int
+    end: Natural
+    num_bytes: Natural
+    address: Natural
+    kind: MemoryKind
+    phase: Phase
+    module: str | None = None
+    source: Source | None = None
+
+
 class AllocationTable(Record, frozen=True, kw_only=True, gc=False):
     """Every allocation that was in use during a step, in columns, in the order of `start`.
 
@@ -80,6 +93,32 @@ class AllocationTable(Record, frozen=True, kw_only=True, gc=False):
     segments: SegmentTable = SegmentTable()
     num_left_out: Natural = 0
     max_left_out_bytes: Natural = 0  # of the largest allocation that was left out
+
+    def list_allocations(self) -> Iterator[Allocation]:
+        """The rows."""
+        kinds, phases = tuple(MemoryKind), tuple(Phase)
+        columns = zip(
+            self.start,
+            self.end,
+            self.num_bytes,
+            self.address,
+            self.kind,
+            self.phase,
+            self.module,
+            self.source,
+            strict=True,
+        )
+        for start, end, num_bytes, address, kind, phase, module, source in columns:
+            yield Allocation(
+                start=start,
+                end=end,
+                num_bytes=num_bytes,
+                address=address,
+                kind=kinds[kind],
+                phase=phases[phase],
+                module=None if module == NO_POSITION else self.modules[module],
+                source=None if source == NO_POSITION else self.sources[source],
+            )
 
 
 class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):

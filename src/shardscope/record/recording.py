@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from enum import StrEnum
+from importlib import import_module
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -322,6 +324,44 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     def _repr_html_(self) -> str:
         """The same, for notebooks."""
         return draw_inline(self)
+
+    def to_arrow(self, table: str = "collectives") -> Any:
+        """Make a `pyarrow.Table` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_arrow().group_by("axis").aggregate([("wire_bytes", "sum")])
+        """
+        return _import_arrow().make_arrow(self, table)
+
+    def to_pandas(self, table: str = "collectives") -> Any:
+        """Make a `pandas.DataFrame` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_pandas("parameters").groupby("dtype")["local_bytes"].sum()
+        """
+        return _import_arrow().make_pandas(self, table)
+
+    def to_polars(self, table: str = "collectives") -> Any:
+        """Make a `polars.DataFrame` of one of the recording's tables.
+
+        Args:
+            table: Its name; `shardscope query --tables` lists all tables and their columns.
+
+        Examples:
+            >>> recording.to_polars().group_by("axis", "phase").agg(polars.col("wire_bytes").sum())
+        """
+        return _import_arrow().make_polars(self, table)
+
+
+def _import_arrow() -> Any:
+    """The module that makes tables of recordings; it imports this one."""
+    return import_module("shardscope.record.arrow")
 
 
 def list_calls_by_group(recording: Recording) -> dict[str, dict[int, list[Collective]]]:

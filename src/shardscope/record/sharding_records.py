@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from shardscope.drawing import draw_inline
 from shardscope.record.base import Axis, Record, Source
 from shardscope.record.ranks import Natural, Rank, RankSpan
 
@@ -107,6 +108,10 @@ class TensorLayout(Record, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...]
     placements: tuple[str, ...]
     slices: tuple[Slice, ...]
+
+    def _repr_html_(self) -> str:
+        """What `show` draws, for notebooks."""
+        return draw_inline(self)
 
 
 def cut_stretches(held: Stretches, num_parts: int, part: int) -> Stretches:

@@ -16,7 +16,8 @@ from sample_recordings import (
     make_recording,
 )
 from shardscope.record import CollectiveKind, Phase, Recording
-from shardscope.report.export.tensorboard import list_scalars, render_tensorboard
+from shardscope.report.export.metrics import list_scalars
+from shardscope.report.export.tensorboard import render_tensorboard
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -78,46 +78,91 @@ def test_calls_are_columns_by_rank_and_order() -> None:
     assert (sources.file, sources.line, sources.text) == (("train.py",), (7,), ("loss.backward()",))
 
 
-def test_sums_are_of_the_busiest_rank() -> None:
+def test_identical_ranks_share_rows_of_traffic() -> None:
     calls = tuple(
         make_collective(rank=rank, order=order, wire_bytes=10, input_bytes=4)
-        for rank in range(3)
-        for order in range(rank)
+        for rank in range(4)
+        for order in range(min(rank, 2))
     )
-    communication = read(make_recording(calls, ranks=(0, 1, 2)))
-    (total,) = communication.sums
-    assert (
-        communication.axes[total.axis],
-        communication.kinds[total.kind],
-        communication.phases[total.phase],
-    ) == (
+    communication = read(make_recording(calls, ranks=(0, 1, 2, 3)))
+    assert [(row.ranks, row.example, row.num_ranks) for row in communication.ranks] == [
+        ("0", 0, 1),
+        ("1", 1, 1),
+        ("2-3", 2, 2),
+    ]
+    traffic = communication.traffic
+    assert (traffic.rank_set, traffic.count) == ((1, 2), (1, 2))
+    assert (traffic.input_bytes, traffic.wire_bytes) == ((4, 8), (10, 20))
+    names = (communication.axes, communication.kinds, communication.phases, communication.dtypes)
+    columns = (traffic.axis, traffic.kind, traffic.phase, traffic.dtype)
+    assert [name[column[0]] for name, column in zip(names, columns, strict=True)] == [
         "world",
         "all_reduce",
         "forward",
-    )
-    assert (total.count, total.input_bytes, total.wire_bytes) == (2, 8, 20)
-    assert [(row.ranks, row.example, row.num_ranks, row.count) for row in communication.ranks] == [
-        ("2", 2, 1, 2),
-        ("1", 1, 1, 1),
-        ("0", 0, 1, 0),
+        "float32",
     ]
 
 
-def test_causes_are_listed_most_expensive_first_with_source_line_and_modules() -> None:
+def test_rows_of_traffic_differ_in_what_can_be_selected() -> None:
     line = Source(file="a.py", line=1)
     calls = (
         make_collective(order=0, cause=Call(api="dist.all_reduce"), wire_bytes=10),
         make_collective(order=1, cause=UNASKED, wire_bytes=70, owner="a"),
         make_collective(order=2, cause=UNASKED, wire_bytes=70, owner="b", source=line),
+        make_collective(order=3, cause=UNASKED, wire_bytes=60, owner="a"),
+        make_collective(order=4, cause=UNASKED, owner="a", dtype="int8", wire_bytes=1),
     )
     page = build_page(make_recording(calls))
     assert page.communication is not None
-    first, second = page.communication.cause_rows
-    assert (first.what, first.count, first.wire_bytes) == ("all_reduce[world]", 2, 140)
-    assert (first.is_implicit, second.is_implicit) == (True, False)
-    assert [page.modules.path[at] for at in first.modules] == ["a", "b"]
-    assert (first.source, second.source) == (0, -1)
-    assert page.communication.causes[second.cause] == "call of dist.all_reduce"
+    traffic, causes = page.communication.traffic, page.communication.causes
+    assert traffic.wire_bytes == (10, 130, 70, 1)
+    assert traffic.count == (1, 2, 1, 1)
+    assert [page.modules.path[at] for at in traffic.owner] == ["", "a", "b", "a"]
+    assert traffic.source == (-1, -1, 0, -1)
+    assert causes[traffic.cause[0]] == "call of dist.all_reduce"
+    assert page.communication.implicit_causes == (traffic.cause[1],)
+    assert page.communication.traffic_note == ""
+
+
+def test_rows_of_traffic_are_merged_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [Source(file="a.py", line=number) for number in range(4)]
+    calls = tuple(
+        make_collective(
+            rank=rank,
+            order=at,
+            source=line,
+            dtype=f"int{at}",
+            wire_bytes=10 + rank,
+            owner="ab"[at % 2],
+            kind=list(CollectiveKind)[at % 2],
+        )
+        for rank in range(3)
+        for at, line in enumerate(lines[: 2 + rank])
+    )
+    recording = make_recording(calls, ranks=(0, 1, 2))
+
+    def read_limited(limit: int) -> Communication:
+        monkeypatch.setattr(communication, "_MAX_TRAFFIC_ROWS", limit)
+        view = read(recording)
+        totals = Counter[tuple[int, int]]()
+        for rank_set, kind, sent in zip(
+            view.traffic.rank_set, view.traffic.kind, view.traffic.wire_bytes, strict=True
+        ):
+            totals[rank_set, kind] += sent
+        assert totals == {(0, 0): 10, (0, 1): 10, (1, 0): 22, (1, 1): 11, (2, 0): 24, (2, 1): 24}
+        return view
+
+    assert read_limited(9).traffic_note == ""
+    view = read_limited(8)
+    assert len(view.traffic.count) == 6
+    assert view.traffic_note == "Too many to select dtypes or source lines."
+    view = read_limited(4)
+    assert view.traffic_note == (
+        "Too many to select dtypes or source lines. Figures of modules and causes are of the 2 of "
+        "3 sets of identical ranks that send most."
+    )
+    assert view.traffic.owner[:2] == view.traffic.cause[:2] == (-1, -1)
+    assert min(view.traffic.owner[2:]) >= 0
 
 
 def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +178,7 @@ def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.Mo
     assert view.left_out.endswith("these. Of 6 calls, the first 5 are listed.")
     view = read(make_recording(tuple(make_collective(order=order) for order in range(6))))
     assert view.left_out == "Of 6 calls, the first 5 are listed."
-    assert view.ranks[0].count == 6  # sums are of all
+    assert view.traffic.count == (6,)  # sums are of all
 
 
 def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +269,41 @@ def test_the_note_says_what_the_matrix_does_not_know() -> None:
         "Ring estimate: each rank sends to the next in its group. Only 1 of 8 ranks was recorded: "
         "other rows are empty. 1 call left out: their destination was not recorded."
     )
+
+
+def summarize(*calls: Collective, **changes: Any) -> str:
+    facts = {"groups": GROUPS, "world_size": 4}
+    return read(make_recording(calls, **(facts | changes))).matrix_summary
+
+
+def test_a_matrix_that_shows_nothing_is_a_sentence() -> None:
+    k = CollectiveKind.ALL_REDUCE
+    assert summarize(issue(2, k, 5000, group="even"), issue(2, k, 100, order=1)) == (
+        "Of 4 ranks, rank 2 was recorded: it sends 4.88 KiB to rank 0 and 100 B to rank 3 "
+        "(ring estimate)."
+    )
+    exchange = issue(0, CollectiveKind.ALL_TO_ALL, 70)
+    wide = Group(name="world", torch_name="0", ranks=(RankSpan(0, 8),), num_ranks=8)
+    assert summarize(exchange, groups=(wide,), world_size=8).endswith(
+        "10 B to rank 3, 10 B to rank 4 and 30 B to 3 more ranks (ring estimate)."
+    )
+    same = [issue(rank, k, 5, axis="tp", group="world") for rank in range(4)]
+    assert summarize(*same) == (
+        "All 4 recorded ranks issued the same collectives, each sending 5 B along tp "
+        "(ring estimate)."
+    )
+    everywhere = [issue(rank, k, 5) for rank in range(4)]
+    assert "5 B among all ranks" in summarize(*everywhere)
+
+
+def test_a_matrix_is_drawn_if_ranks_differ_or_send_elsewhere_than_along_the_mesh() -> None:
+    k = CollectiveKind.ALL_REDUCE
+    assert summarize(*(issue(rank, k, 5 + rank, axis="tp") for rank in range(4))) == ""
+    sends = (issue(rank, CollectiveKind.SEND, 5, axis="pp", peer=3 - rank) for rank in range(4))
+    assert summarize(*sends) == ""
+    unnamed = (make_collective(rank=rank, group="even", num_ranks=2) for rank in (0, 2))
+    assert summarize(*unnamed) == ""
+    assert summarize(issue(0, CollectiveKind.BARRIER, 0)) == ""
 
 
 def test_more_than_64_ranks_are_not_drawn() -> None:

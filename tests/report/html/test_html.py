@@ -114,7 +114,7 @@ def test_the_title_is_escaped() -> None:
 def test_a_notebook_shows_the_same_document_in_a_frame(llama: Recording) -> None:
     inline = Document(llama._repr_html_())
     ((tag, attributes),) = inline.elements
-    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts allow-downloads")
     assert attributes["srcdoc"] == llama.html()
 
 

@@ -28,9 +28,8 @@ from shardscope.record import (
     Verdict,
 )
 from shardscope.report.html.html import build_page
-from shardscope.report.html.page import Modules
+from shardscope.report.html.page_modules import Modules
 
-FORWARD, BACKWARD = (list(Phase).index(phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
 NAMES = ("", "layers", "layers.0", "layers.0.up", "layers.1", "layers.1.up", "head")
 
 
@@ -79,9 +78,9 @@ def test_modules_are_in_tree_order() -> None:
     assert modules.end == (7, 6, 4, 4, 6, 6, 7)
 
 
-def test_calls_are_summed_by_phase_with_and_without_children() -> None:
+def test_calls_belong_to_rows_of_their_module() -> None:
     kind = CollectiveKind.ALL_GATHER
-    modules = read(
+    page = build_page(
         make_model(
             calls=(
                 call("layers.0", Phase.FORWARD, 100, kind=kind, order=0),
@@ -91,16 +90,17 @@ def test_calls_are_summed_by_phase_with_and_without_children() -> None:
             )
         )
     )
-    total, own = column(modules, "total_count"), column(modules, "own_count")
-    assert [total[""][FORWARD], total[""][BACKWARD]] == [2, 2]
-    assert [total["layers.0"][FORWARD], total["layers.0"][BACKWARD]] == [2, 1]
-    assert [own["layers.0"][FORWARD], own["layers.0"][BACKWARD]] == [1, 0]
-    wire = column(modules, "total_wire_bytes")
-    assert [wire["layers"][FORWARD], wire["layers"][BACKWARD]] == [220, 2]
-    assert column(modules, "own_wire_bytes")["layers.0"] == 200
-    assert column(modules, "total_input_bytes")[""] == 1111
-    assert column(modules, "what")["layers.0"] == "1× all_gather[tp]"
-    assert not any(modules.is_uneven)
+    assert page.communication is not None
+    traffic, phases = page.communication.traffic, page.communication.phases
+    assert [page.modules.path[at] for at in traffic.owner] == [
+        "layers.0",
+        "layers.0.up",
+        "layers.0.up",
+        "head",
+    ]
+    assert [phases[at] for at in traffic.phase] == ["forward", "forward", "backward", "backward"]
+    assert traffic.wire_bytes == (200, 20, 2, 2000)
+    assert column(page.modules, "what")["layers.0"] == "1× all_gather[tp]"
 
 
 def test_what_belongs_to_no_module_comes_last() -> None:
@@ -222,19 +222,6 @@ def test_tied_parameters_and_forms_of_a_module_count_once() -> None:
     assert (
         column(modules_view, "total_local_bytes")[""] == 24
     )  # 12 of the weight, 12 of the larger bias
-
-
-def test_metrics_are_the_busiest_ranks_where_ranks_differ() -> None:
-    calls = (
-        call("head", Phase.FORWARD, 10, rank=0),
-        call("head", Phase.FORWARD, 30, rank=1),
-        call("layers", Phase.FORWARD, 5, rank=1, order=1),
-    )
-    modules = read(make_model(calls=calls, ranks=(0, 1)))
-    assert column(modules, "total_wire_bytes")[""][FORWARD] == 70
-    uneven = column(modules, "is_uneven")
-    assert (uneven[""], uneven["head"]) == (True, True)
-    assert not uneven["layers"]  # of the ranks that said anything there, all said the same
 
 
 def test_marks_are_described_in_words() -> None:

@@ -13,7 +13,7 @@ from large_recording import make_hostile
 from sample_recordings import make_recording
 from shardscope.record import Recording
 from shardscope.report.html.html import build_page
-from shardscope.report.html.page import Calls, CauseRow, Communication, Page, Sum
+from shardscope.report.html.page import Calls, Communication, Page, Traffic
 from shardscope.report.html.page_schema import make_schema
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -44,7 +44,11 @@ def check(page: Page) -> None:
             assert all(-1 <= at < num_modules for at in numbers(value)), (record, name)
         if name in _SOURCES:
             assert all(-1 <= at < num_sources for at in numbers(value)), (record, name)
-    _check_columns(page.modules, len(page.modules.path), apart={"phases", "recorded"})
+    apart = {"phases", "recorded", "own_peak", "earlier"}
+    _check_columns(page.modules, len(page.modules.path), apart=apart)
+    own_peak = page.modules.own_peak
+    _check_columns(own_peak, len(own_peak.module), apart={"kinds"})
+    assert all(0 <= kind < len(own_peak.kinds) for kind in own_peak.kind)
     _check_columns(page.sources, num_sources)
     _check_tree(page)
     if page.communication is not None:
@@ -74,8 +78,6 @@ def _check_tree(page: Page) -> None:
         assert modules.first_identical[at] <= at
         assert modules.first_identical[modules.first_identical[at]] == modules.first_identical[at]
         assert modules.parent[modules.first_identical[at]] == parent
-    for columns in (modules.own_count, modules.total_count, modules.total_wire_bytes):
-        assert {len(row) for row in columns} <= {len(modules.phases)}
 
 
 def _check_communication(communication: Communication) -> None:
@@ -86,12 +88,15 @@ def _check_communication(communication: Communication) -> None:
         "cause": communication.causes,
         "dtype": communication.dtypes,
         "group": communication.groups,
+        "rank_set": communication.ranks,
     }
+    _check_columns(communication.traffic, len(communication.traffic.count))
+    assert list(communication.traffic.rank_set) == sorted(communication.traffic.rank_set)
     _check_columns(communication.calls, len(communication.calls.rank), apart={"start_ns"})
     assert len(communication.calls.start_ns) in (0, len(communication.calls.rank))
     _check_columns(communication.spans, len(communication.spans.rank), apart={"names"})
     for record, name, value in walk(communication):
-        if isinstance(record, Calls | Sum | CauseRow) and name in lists:
+        if isinstance(record, Calls | Traffic) and name in lists:
             least = -1 if name == "group" else 0
             assert all(least <= at < len(lists[name]) for at in numbers(value)), (record, name)
 

@@ -5,7 +5,31 @@ const NUM_SERIES = 8;
 
 /** Colour of the nth series, for style sheets and SVG; -1 is grey. */
 export function seriesColor(index: number): string {
-  return index < 0 ? "var(--series-none)" : `var(--series-${(index % NUM_SERIES) + 1})`;
+  return `var(${seriesVariable(index)})`;
+}
+
+function seriesVariable(index: number): string {
+  return index < 0 ? "--series-none" : `--series-${(index % NUM_SERIES) + 1}`;
+}
+
+/** What collectives are coloured by. */
+export type ColorFacet = "axis" | "kind" | "phase";
+
+// A name has the same colour on every page. Phases take colours from the end of the list.
+const KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "broadcast"];
+const RARE_KINDS = ["recv", "reduce", "gather", "scatter"];
+const PHASES = ["outside", "optimizer", "recompute", "backward", "forward"];
+
+/** Series of a name of a facet; `index` is its position in the page's list of names. */
+export function facetSeries(facet: ColorFacet, name: string, index: number): number {
+  if (facet === "axis") return index;
+  if (facet === "phase") return PHASES.includes(name) ? PHASES.indexOf(name) + 3 : -1;
+  if (KINDS.includes(name)) return KINDS.indexOf(name);
+  return RARE_KINDS.includes(name) ? 6 + (RARE_KINDS.indexOf(name) % 2) : -1;
+}
+
+export function facetColor(facet: ColorFacet, name: string, index: number): string {
+  return seriesColor(facetSeries(facet, name, index));
 }
 
 /** Colour from low (0) to high (1) in one hue, distinguishable by lightness alone. */
@@ -19,4 +43,10 @@ export function resolveColor(name: string): string {
   // Read, so that its users are drawn again when the theme changes.
   void theme.value;
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** The current colours of all series, for canvases; the last is grey, for series -1. */
+export function resolveSeries(): string[] {
+  const indices = [...Array.from({ length: NUM_SERIES }, (_, i) => i), -1];
+  return indices.map((index) => resolveColor(seriesVariable(index)));
 }

@@ -1,5 +1,7 @@
 /** A module's name; clicking it selects the module in every view. */
+import { useContext } from "preact/hooks";
 import { moduleHref, moduleName, selected } from "../store/modules";
+import { InCell } from "./facet_link";
 import { Highlight } from "./highlight";
 
 interface Props {
@@ -9,6 +11,7 @@ interface Props {
 }
 
 export function ModuleLink({ module, view, text }: Props) {
+  const isInCell = useContext(InCell);
   if (module < 0) return <span class="dim">{text ?? "outside any module"}</span>;
   const isSelected = module === selected.value;
   return (
@@ -17,6 +20,7 @@ export function ModuleLink({ module, view, text }: Props) {
       href={moduleHref(isSelected && !view ? -1 : module, view)}
       aria-current={isSelected ? "true" : undefined}
       title={moduleName(module)}
+      tabIndex={isInCell ? -1 : undefined}
     >
       <Highlight text={text ?? moduleName(module)} />
     </a>

@@ -1,9 +1,10 @@
 /** A line of the user's program: its location and its text. */
-
 import { editorHref } from "../store/editor";
 import { page } from "../store/page";
+import { formatLocation } from "../store/selection";
 import { CopyButton } from "./copy_button";
 import { EditorLink } from "./editor_link";
+import { FacetLink } from "./facet_link";
 
 interface Props {
   readonly source: number; // position in the page's sources; -1 is none
@@ -18,52 +19,33 @@ export function shortenPath(file: string): string {
   return parts.length > MAX_FOLDERS + 1 ? `…/${parts.slice(-MAX_FOLDERS - 1).join("/")}` : file;
 }
 
-/** `models/llama.py:121`, for columns that sort and search by it. */
-export function formatLocation(source: number): string {
-  const { file, line } = page.value.sources;
-  return source < 0 || file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
-}
-
 export function SourceLine({ source, isShort = false }: Props) {
   const { file, line, function: functions, text } = page.value.sources;
   if (source < 0 || file[source] === undefined) return null;
   const location = `${shortenPath(file[source])}:${line[source]}`;
-  if (isShort) return <ShortLocation source={source} text={location} />;
+  if (isShort) {
+    return (
+      <>
+        <FacetLink facet="line" value={formatLocation(source)}>
+          <span class="source-location mono">{location}</span>
+        </FacetLink>
+        {editorHref(file[source], line[source]!) && (
+          <EditorLink file={file[source]} line={line[source]!} />
+        )}
+      </>
+    );
+  }
   return (
     <div class="source">
       <div class="source-head">
-        <span class="source-location mono" title={formatLocation(source)}>
-          {location}
-        </span>
+        <FacetLink facet="line" value={formatLocation(source)}>
+          <span class="source-location mono">{location}</span>
+        </FacetLink>
         {functions[source] && <span class="source-function">in {functions[source]}</span>}
         <CopyButton text={formatLocation(source)} label={`copy ${formatLocation(source)}`} />
         <EditorLink file={file[source]} line={line[source]!} />
       </div>
       {text[source] && <code class="source-text">{text[source].trim()}</code>}
     </div>
-  );
-}
-
-/** The location in a cell of a table: a link, once an editor is chosen. */
-function ShortLocation({ source, text }: { source: number; text: string }) {
-  const { file, line } = page.value.sources;
-  const href = editorHref(file[source]!, line[source]!);
-  const title = formatLocation(source);
-  if (!href) {
-    return (
-      <span class="source-location mono" title={title}>
-        {text}
-      </span>
-    );
-  }
-  return (
-    <a
-      class="source-location mono"
-      href={href}
-      title={`open ${title}`}
-      onClick={(event) => event.stopPropagation()}
-    >
-      {text}
-    </a>
   );
 }

@@ -3,11 +3,22 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
 import { nameFile, saveText } from "../exports/download";
 import { registerTable, tableToCsv } from "../exports/tables";
-import { isInSelection, moduleName, select, selected } from "../store/modules";
+import { hasModuleSelection, isInSelection, select, selectedName } from "../store/modules";
+import { param, setParam } from "../store/route";
 import { words } from "../store/search";
+import { clear, isRankSelected, isSourceSelected, selection } from "../store/selection";
 import { Empty } from "./empty_message";
+import { InCell } from "./facet_link";
 import { Highlight } from "./highlight";
-import { filterAndSortRows, nextSort, type Sort, type Sortable, type Value } from "./table_rows";
+import {
+  filterAndSortRows,
+  formatSort,
+  nextSort,
+  parseSort,
+  type Sort,
+  type Sortable,
+  type Value,
+} from "./table_rows";
 import { formatNumber, pluralize } from "./units";
 import { useVirtualRows } from "./virtual_rows";
 
@@ -30,6 +41,8 @@ export interface TableProps {
   readonly isShown?: (row: number) => boolean; // filters of the view; memoise it
   readonly modules?: (row: number) => number | readonly number[]; // that the row belongs to
   readonly isSelected?: (module: number) => boolean; // isFoldedRowInSelection for folded rows
+  readonly source?: (row: number) => number; // the row's line, if a selected line filters it
+  readonly ranks?: (row: number) => string; // its ranks, if a selected rank filters it
   readonly detail?: (row: number) => ComponentChildren; // details of the active row
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
@@ -45,15 +58,41 @@ function isAboutSelection(
 }
 
 function useRows(props: TableProps, sort: Sort | null): number[] {
-  const { numRows, columns, isShown, modules, isSelected = isInSelection } = props;
+  const { numRows, columns, isShown, modules, isSelected = isInSelection, source, ranks } = props;
   const searchWords = words.value;
-  const module = selected.value;
+  const [module, { line, rank }] = [
+    hasModuleSelection.value && selectedName.value,
+    selection.value,
+  ];
   return useMemo(() => {
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
-      (module < 0 || !modules || isAboutSelection(modules(row), isSelected));
+      (module === false || !modules || isAboutSelection(modules(row), isSelected)) &&
+      (!source || isSourceSelected(source(row))) &&
+      (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
-  }, [numRows, columns, sort, searchWords, isShown, module, modules, isSelected]);
+  }, [
+    numRows,
+    columns,
+    sort,
+    searchWords,
+    isShown,
+    module,
+    modules,
+    isSelected,
+    source,
+    line,
+    ranks,
+    rank,
+  ]);
+}
+
+/** The sort order, which is kept in the address. */
+function useSort(label: string, initial: Sort | null): [Sort | null, (sort: Sort | null) => void] {
+  const name = `sort.${label.replaceAll(" ", "-")}`;
+  const text = param(name);
+  const sort = useMemo(() => parseSort(text) ?? initial, [text, initial?.column]);
+  return [sort, (next) => setParam(name, next && next !== initial ? formatSort(next) : null)];
 }
 
 const KEY_STEPS: Readonly<Record<string, number>> = {
@@ -67,16 +106,19 @@ const KEY_STEPS: Readonly<Record<string, number>> = {
 
 export function Table(props: TableProps) {
   const { label, numRows, columns, empty, modules, detail, onActive } = props;
-  const [sort, setSort] = useState<Sort | null>(props.sort ?? null);
+  const [sort, setSort] = useSort(label, props.sort ?? null);
   const [active, setActive] = useState(-1); // a row, not its index in `rows`
+  const [activeColumn, setActiveColumn] = useState(-1); // of the active row; -1 is the row itself
   const id = useId();
   const rows = useRows(props, sort);
   const { ref, rowHeight, scrollToRow, revealRow, first, end } = useVirtualRows(rows.length);
   const activeIndex = rows.indexOf(active);
   const activate = (row: number): void => {
     setActive(row);
+    setActiveColumn(-1);
     onActive?.(row);
   };
+  const cellId = (column: number): string => `${id}-${active}-${column}`;
   useEffect(() => {
     if (ref.current) registerTable(ref.current, () => ({ label, columns, rows }));
   });
@@ -95,8 +137,21 @@ export function Table(props: TableProps) {
     if (step !== undefined && rows.length) {
       event.preventDefault();
       const next = Math.min(Math.max(activeIndex + step, 0), rows.length - 1);
+      const column = activeColumn;
       activate(rows[next]!);
+      setActiveColumn(column);
       scrollToRow(next);
+    } else if ((event.key === "ArrowRight" || event.key === "ArrowLeft") && activeIndex >= 0) {
+      event.preventDefault();
+      const column = activeColumn + (event.key === "ArrowRight" ? 1 : -1);
+      const next = Math.min(Math.max(column, -1), columns.length - 1);
+      setActiveColumn(next);
+      document
+        .getElementById(cellId(next))
+        ?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    } else if (event.key === "Enter" && activeIndex >= 0 && activeColumn >= 0) {
+      const cell = document.getElementById(cellId(activeColumn));
+      cell?.querySelector<HTMLElement>("a, button")?.click();
     } else if (event.key === "Enter" && activeIndex >= 0 && modules) {
       const rowModules = modules(active);
       const module = typeof rowModules === "number" ? rowModules : (rowModules[0] ?? -1);
@@ -120,7 +175,11 @@ export function Table(props: TableProps) {
         aria-rowcount={rows.length + 1}
         aria-colcount={columns.length}
         aria-activedescendant={
-          activeIndex >= first && activeIndex < end ? `${id}-${active}` : undefined
+          activeIndex < first || activeIndex >= end
+            ? undefined
+            : activeColumn < 0
+              ? `${id}-${active}`
+              : cellId(activeColumn)
         }
         style={{ "--columns": template, maxHeight: props.height }}
         onKeyDown={handleKey}
@@ -143,8 +202,14 @@ export function Table(props: TableProps) {
               style={{ top: `${(first + i) * rowHeight}px`, height: `${rowHeight}px` }}
               onClick={() => activate(row === active && !detail ? -1 : row)}
             >
-              {columns.map((column) => (
-                <Cell key={column.id} column={column} row={row} />
+              {columns.map((column, at) => (
+                <Cell
+                  key={column.id}
+                  id={row === active ? cellId(at) : undefined}
+                  column={column}
+                  row={row}
+                  isActive={row === active && at === activeColumn}
+                />
               ))}
             </div>
           ))}
@@ -202,18 +267,28 @@ function Head({ columns, sort, onSort }: HeadProps) {
   );
 }
 
-function Cell({ column, row }: { column: Column; row: number }) {
+interface CellProps {
+  readonly id: string | undefined;
+  readonly column: Column;
+  readonly row: number;
+  readonly isActive: boolean; // arrow keys have moved to it
+}
+
+function Cell({ id, column, row, isActive }: CellProps) {
   const value = column.value(row);
   const text = value === null ? "" : String(value);
+  const classes = ["cell", column.align === "end" && "cell-end", isActive && "cell-active"];
   return (
-    <div class={column.align === "end" ? "cell cell-end" : "cell"} role="gridcell">
-      {column.cell ? (
-        column.cell(row)
-      ) : (
-        <span class="clip" title={text}>
-          <Highlight text={text} />
-        </span>
-      )}
+    <div id={id} class={classes.filter(Boolean).join(" ")} role="gridcell">
+      <InCell.Provider value={true}>
+        {column.cell ? (
+          column.cell(row)
+        ) : (
+          <span class="clip" title={text}>
+            <Highlight text={text} />
+          </span>
+        )}
+      </InCell.Provider>
     </div>
   );
 }
@@ -227,7 +302,7 @@ interface FootProps {
 
 /** Number of rows shown, and the module that they are filtered by. */
 function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
-  const isFiltered = hasModules && selected.value >= 0;
+  const isFiltered = hasModules && hasModuleSelection.value;
   return (
     <div class="table-bottom">
       <div class="table-foot" role="status">
@@ -237,8 +312,8 @@ function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
         {isFiltered && (
           <>
             {" in "}
-            <b>{moduleName(selected.value)}</b>
-            <button type="button" class="text-button" onClick={() => select(-1)}>
+            <b>{selectedName.value}</b>
+            <button type="button" class="text-button" onClick={() => clear("module")}>
               show all modules
             </button>
           </>

@@ -14,6 +14,17 @@ export interface Sortable {
   readonly isText?: boolean;
 }
 
+/** `-wire` sorts by the column `wire` from the highest value. */
+export function parseSort(text: string | undefined): Sort | null {
+  if (!text) return null;
+  const isDescending = text.startsWith("-");
+  return { column: isDescending ? text.slice(1) : text, isDescending };
+}
+
+export function formatSort({ column, isDescending }: Sort): string {
+  return `${isDescending ? "-" : ""}${column}`;
+}
+
 interface RowQuery {
   readonly numRows: number;
   readonly columns: readonly Sortable[];

@@ -8,6 +8,7 @@ import { findView } from "../views";
 import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
 import { KeyHelp, useKeys } from "./keys";
+import { SelectionBar } from "./selection_bar";
 import { Tabs } from "./tabs";
 
 export function App() {
@@ -21,6 +22,7 @@ export function App() {
       </button>
       <Header />
       <Tabs />
+      <SelectionBar />
       <main>
         <div
           id="view"

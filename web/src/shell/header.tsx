@@ -1,4 +1,4 @@
-/** The header: what ran, and what applies to every view (search, selection, theme). */
+/** The header: what ran, and what applies to every view (search, theme). */
 import { SearchBox } from "../parts/search_box";
 import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
@@ -6,7 +6,6 @@ import { search, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
 import { ExportMenu } from "./export_menu";
 import { openKeyHelp, searchInput } from "./keys";
-import { SelectionChip } from "./selection_chip";
 
 export function Header() {
   const { run } = page.value;
@@ -25,7 +24,6 @@ export function Header() {
         </span>
       </div>
       <div class="header-tools">
-        <SelectionChip />
         <SearchBox
           value={search.value}
           onInput={setSearch}

@@ -5,10 +5,10 @@
 import { signal } from "@preact/signals";
 import { createRef } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { select, selected } from "../store/modules";
 import { hrefTo, navigate, parseRoute } from "../store/route";
 import { toggleTheme } from "../store/theme";
 import { VIEWS } from "../views";
+import { clearSelection } from "./selection_bar";
 
 export const searchInput = createRef<HTMLInputElement>();
 
@@ -34,7 +34,7 @@ const ACTIONS: Readonly<Record<string, () => void>> = {
   "/": () => searchInput.current?.select(),
   "?": openKeyHelp,
   t: toggleTheme,
-  Escape: () => selected.value >= 0 && select(-1),
+  Escape: clearSelection,
 };
 
 export function handleKey(event: KeyboardEvent): void {

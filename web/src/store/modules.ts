@@ -1,7 +1,8 @@
-/** The selected module, and the structure of the module tree: ancestors, identical layers. */
+/** The selected modules, and the structure of the module tree: ancestors, identical layers. */
 import { computed } from "@preact/signals";
 import type { Modules } from "../page";
 import { page } from "./page";
+import { isPattern, matchesName } from "./patterns";
 import { hrefTo, navigate, parseRoute, route } from "./route";
 
 const positions = computed(() => {
@@ -15,17 +16,55 @@ const positions = computed(() => {
 /** For each module, the position of the module that represents it when all layers are folded. */
 export const representatives = computed(() => findRepresentatives(page.value.modules));
 
-/** Position of the selected module; -1 is none. */
+/** Position of the selected module; -1 if none is, or if a pattern selects several. */
 export const selected = computed(() => {
   const path = route.value.params.m;
   return path === undefined ? -1 : (positions.value.get(path) ?? -1);
 });
 
-export function findRepresentatives(modules: Modules): Int32Array {
+/** The pattern that selects several modules, such as `layers.*.attn`; empty if none does. */
+export const modulePattern = computed(() => {
+  const pattern = route.value.params.m ?? "";
+  return selected.value < 0 && isPattern(pattern) ? pattern : "";
+});
+
+/** Positions of the modules that are selected with their descendants. */
+export const selectedRoots = computed<readonly number[]>(() => {
+  if (selected.value >= 0) return [selected.value];
+  const pattern = modulePattern.value;
+  if (!pattern) return [];
+  return page.value.modules.path.flatMap((path, i) => (matchesName(pattern, path) ? [i] : []));
+});
+
+export const hasModuleSelection = computed(() => selected.value >= 0 || modulePattern.value !== "");
+
+/** The name or the pattern of what is selected. */
+export const selectedName = computed(() => modulePattern.value || moduleName(selected.value));
+
+/** For each module, 1 if it is in a selected subtree. */
+const selectedModules = computed(() => markSubtrees(selectedRoots.value));
+
+/** The same if all identical layers are represented by the first of them. */
+const selectedRepresentatives = computed(() =>
+  markSubtrees(selectedRoots.value.map((root) => representatives.value[root]!)),
+);
+
+function markSubtrees(roots: readonly number[]): Uint8Array {
+  const { path, end } = page.value.modules;
+  const marks = new Uint8Array(path.length);
+  for (const root of roots) marks.fill(1, root, end[root]!);
+  return marks;
+}
+
+/** `unfolded` holds first layers whose identical siblings represent themselves. */
+export function findRepresentatives(
+  modules: Modules,
+  unfolded: ReadonlySet<number> = new Set(),
+): Int32Array {
   const firsts = new Int32Array(modules.path.length);
   for (let i = 0; i < firsts.length; i++) {
     const parent = modules.parent[i]!;
-    const first = modules.first_identical[i]!;
+    const first = unfolded.has(modules.first_identical[i]!) ? i : modules.first_identical[i]!;
     const parentFirst = parent < 0 ? parent : firsts[parent]!;
     // Identical modules have the same descendants in the same order.
     firsts[i] =
@@ -39,37 +78,25 @@ export function moduleHref(position: number, view = route.value.view): string {
   return hrefTo(view, { m: position < 0 ? null : (page.value.modules.path[position] ?? null) });
 }
 
+/** Selects all modules that a pattern matches, in every view. */
+export function selectPattern(pattern: string): void {
+  navigate(parseRoute(hrefTo(route.value.view, { m: pattern })));
+}
+
 /** Selects a module in every view; selecting it again, or -1, clears the selection. */
 export function select(position: number): void {
   navigate(parseRoute(moduleHref(position === selected.value ? -1 : position)));
 }
 
-/** Whether a module is the ancestor or one of its descendants. */
-export function isInSubtree(position: number, ancestor: number): boolean {
-  return position >= ancestor && position < (page.value.modules.end[ancestor] ?? -1);
-}
-
-/** Whether a module is in the selected subtree; true for all if nothing is selected. */
+/** Whether a module is in a selected subtree; true for all if nothing is selected. */
 export function isInSelection(position: number): boolean {
-  return selected.value < 0 || isInSubtree(position, selected.value);
+  return !hasModuleSelection.value || selectedModules.value[position] === 1;
 }
 
 /** The same for rows that represent all identical layers by the first of them. */
 export function isFoldedRowInSelection(position: number): boolean {
-  if (selected.value < 0) return true;
-  if (position < 0) return false;
-  const firsts = representatives.value;
-  return isInSubtree(firsts[position]!, firsts[selected.value]!);
-}
-
-/** Ancestors of a module, from the root to its parent. */
-export function listAncestors(position: number): number[] {
-  const ancestors: number[] = [];
-  for (let ancestor = page.value.modules.parent[position] ?? -1; ancestor >= 0; ) {
-    ancestors.unshift(ancestor);
-    ancestor = page.value.modules.parent[ancestor] ?? -1;
-  }
-  return ancestors;
+  if (!hasModuleSelection.value) return true;
+  return position >= 0 && selectedRepresentatives.value[representatives.value[position]!] === 1;
 }
 
 /** A module's full path, or the root's label. */

@@ -6,8 +6,9 @@ export interface Route {
   readonly params: Readonly<Record<string, string>>;
 }
 
-/** Parameters that stay when the view changes; all others belong to one view. */
-const GLOBAL_PARAMS = ["m", "q", "theme"];
+/** Parameters that stay when the view changes (selection, search, theme); others belong to one view. */
+const SELECTION_PARAMS = ["m", "axis", "kind", "phase", "cause", "line", "dtype", "rank", "range"];
+const GLOBAL_PARAMS = [...SELECTION_PARAMS, "q", "theme"];
 
 export const route = signal<Route>({ view: "overview", params: {} });
 
@@ -62,7 +63,8 @@ export function param(name: string): string | undefined {
   return route.value.params[name];
 }
 
-export function setParam(name: string, value: string | null, { isReplacing = true } = {}): void {
+/** Sets a parameter of the view; the back button undoes it unless the entry is replaced. */
+export function setParam(name: string, value: string | null, { isReplacing = false } = {}): void {
   navigate(changeRoute(route.value, route.value.view, { [name]: value }), { isReplacing });
 }
 

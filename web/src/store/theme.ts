@@ -15,7 +15,7 @@ export const theme = computed<Theme>(() => {
 
 export function toggleTheme(): void {
   const otherTheme = theme.value === "dark" ? "light" : "dark";
-  setParam("theme", otherTheme === system.value ? null : otherTheme);
+  setParam("theme", otherTheme === system.value ? null : otherTheme, { isReplacing: true });
 }
 
 export function followTheme(): void {

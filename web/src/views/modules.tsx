@@ -1,15 +1,13 @@
 /** The module tree × phases: an icicle above a tree-table. */
 import "./modules.css";
 import { Choices } from "../parts/choices";
-import { Empty } from "../parts/empty_message";
 import { Panel } from "../parts/panel";
 import { selected } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import type { Show } from "./modules/columns";
-import { Icicle } from "./modules/icicle";
-import { listMeasures } from "./modules/measures";
 import { ModuleCard } from "./modules/module_card";
+import { ModulePicture } from "./modules/module_picture";
 import { Tree } from "./modules/tree";
 import { closeAll, openAll } from "./modules/tree_state";
 import type { View } from "./view";
@@ -18,7 +16,7 @@ function Modules() {
   const show: Show = param("show") === "counts" ? "counts" : "bytes";
   return (
     <>
-      <IciclePanel />
+      <ModulePicture />
       {selected.value >= 0 && <ModuleCard module={selected.value} />}
       <Panel
         title="Modules by phase"
@@ -52,31 +50,8 @@ function Modules() {
 function describeFigures(): string {
   const { scope } = page.value.run;
   const words =
-    "Figures of one rank, including children; ×n: n identical layers, figures per layer.";
+    "Figures of one rank, including children; ×n: n identical layers, with the sum of them all.";
   return scope ? `${words} Collectives: ${scope}.` : words;
-}
-
-function IciclePanel() {
-  const measures = listMeasures(page.value.modules);
-  const measure = measures.find(({ id }) => id === param("by")) ?? measures[0];
-  if (!measure)
-    return <Empty>No bytes, parameters or memory were recorded for these modules.</Empty>;
-  return (
-    <Panel
-      title="Where it goes"
-      note={`Width: ${measure.hint}. Stronger colour: more of it is the module's own. Click to zoom.`}
-      controls={
-        <Choices
-          label="width"
-          choices={measures}
-          value={measure.id}
-          onChange={(id) => setParam("by", id === measures[0]?.id ? null : id)}
-        />
-      }
-    >
-      <Icicle measure={measure} />
-    </Panel>
-  );
 }
 
 export const view: View = {

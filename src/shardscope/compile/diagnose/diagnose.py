@@ -45,6 +45,10 @@ class Diagnosed:
         ops = ", ".join(suspect.op for suspect in diagnosis.suspects[:3])
         return f"Diagnosed({diagnosis.condition}{stage}{f': {ops}' if ops else ''})"
 
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording._repr_html_()
+
 
 @explain_moved_names
 def diagnose(

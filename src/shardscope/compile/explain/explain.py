@@ -136,6 +136,10 @@ class Explaining:
         self._log = log
         self._recording: Recording | None = None
 
+    def _repr_html_(self) -> str | None:
+        """The page of the recording, for notebooks; None before the context has ended."""
+        return None if self._recording is None else self._recording._repr_html_()
+
     @property
     def has_compiled(self) -> bool:
         """Whether anything was compiled so far."""

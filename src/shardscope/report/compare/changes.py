@@ -8,7 +8,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.record import Record
+from shardscope.drawing import draw_inline
+from shardscope.record import Record, Source
 from shardscope.record.patterns import matches_inside
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
@@ -72,6 +73,7 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
     repeat: int = 1
     is_worse: bool | None = None  # None where neither is better
     because: str = ""
+    source: Source | None = None  # of the second recording, where a line is known
 
     @property
     def status(self) -> Status:
@@ -131,6 +133,10 @@ class Changes(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """One line for each area, then one for each change; `show` prints a table."""
         return "\n".join(_limit(list(_describe(self))))
+
+    def _repr_html_(self) -> str:
+        """The tables that `show` prints, for notebooks."""
+        return draw_inline(self)
 
     def of(self, area: Area) -> tuple[Change, ...]:
         """List the changes of one area."""

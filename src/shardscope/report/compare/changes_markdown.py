@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from shardscope.record import Source
 from shardscope.record.encoding import encode_json
 from shardscope.record.units import format_count, plural
 from shardscope.report.compare.changes import (
@@ -114,6 +115,7 @@ class ChangeDocument(Struct, frozen=True, kw_only=True):
     delta: float
     is_worse: bool | None
     because: str
+    source: Source | None
 
 
 class AreaDocument(Struct, frozen=True, kw_only=True):

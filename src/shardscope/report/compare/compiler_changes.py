@@ -121,6 +121,7 @@ def _site_fact(site: BreakSite, prefix: str) -> Fact:
         key=("site", prefix, name, source.function, line, site.reason),
         badness=site.num_events,
         because=": ".join(filter(None, [site.reason, source.text.strip()])),
+        source=source,
     )
 
 

@@ -10,7 +10,7 @@ from typing import final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.record import Recording
+from shardscope.record import Recording, Source
 from shardscope.record.layer_names import (
     fold_layers,
     fold_layers_in_text,
@@ -157,6 +157,7 @@ class Fact(Struct, frozen=True, kw_only=True, gc=False):
     key: Hashable = None
     badness: float | None = None
     because: str = ""
+    source: Source | None = None
 
 
 # Facts with equal keys are matched in order: the first with the first, and so on.
@@ -199,6 +200,7 @@ def _make_change(area: Area, before: Fact | None, after: Fact | None) -> Change:
         modules=fact.modules or own,
         is_worse=_is_worse(before, after),
         because=fact.because,
+        source=None if after is None else after.source,
     )
 
 

@@ -127,6 +127,7 @@ def _list_findings(findings: Sequence[Finding], names: CleanNames) -> Iterator[F
             unit=Unit.WORDS,
             badness=_BADNESS[finding.severity],
             because=f"→ {finding.remedy}",
+            source=finding.source,
         )
 
 

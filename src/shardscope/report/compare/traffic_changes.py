@@ -157,6 +157,7 @@ def _count_fact(key: _Key, totals: _CallTotals) -> Fact:
         value=totals.count,
         badness=totals.count,
         because=_explain(totals),
+        source=totals.source,
     )
 
 
@@ -165,7 +166,14 @@ def _byte_facts(key: _Key, totals: _CallTotals) -> Iterator[Fact]:
     for words, size in sizes.items():
         if size:
             label = f"{_name(key)}{words}"
-            yield Fact(module=key[0], what=label, value=size, unit=Unit.BYTES, badness=size)
+            yield Fact(
+                module=key[0],
+                what=label,
+                value=size,
+                unit=Unit.BYTES,
+                badness=size,
+                source=totals.source,
+            )
 
 
 def _cause_fact(key: _Key, totals: _CallTotals) -> Fact:
@@ -181,6 +189,7 @@ def _cause_fact(key: _Key, totals: _CallTotals) -> Fact:
         unit=Unit.WORDS,
         badness=num_unasked,
         because=_locate(totals.source),
+        source=totals.source,
     )
 
 

@@ -1,20 +1,22 @@
-"""Data of the communication view: sums, causes, collectives, bytes between ranks and spans."""
+"""Data of the communication view: traffic, collectives, bytes between ranks and spans."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import final
+from typing import NamedTuple, final
 
 from shardscope.record import (
     SIMULATION_TIME,
+    Cause,
     Collective,
     CollectiveKind,
     Group,
     Phase,
     Recording,
+    Redistribute,
     Span,
     count_ranks,
     describe_cause,
@@ -23,27 +25,24 @@ from shardscope.record import (
 from shardscope.record.recording import name_axis
 from shardscope.report.html.page import (
     Calls,
-    CauseRow,
     Communication,
     GroupRow,
     Matrix,
     RankRow,
     Spans,
-    Sum,
     Timing,
+    Traffic,
 )
-from shardscope.report.html.page_index import Index, Names
+from shardscope.report.html.page_index import NOWHERE, Index, Names
+from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
-    Facet,
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
     describe_unknown,
     sum_sent_bytes,
-    sum_traffic,
 )
-from shardscope.report.text.communication import gather_reasons
 from shardscope.report.text.heading import describe_scope
 from shardscope.report.text.phase_times import gather_phases
 
@@ -143,17 +142,18 @@ def make_communication(
     chosen, left_out = _choose_calls(recording, rank_sets)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording)
-    cause_rows = _make_cause_rows(recording, rank_sets, names, index)
+    traffic, traffic_note = _make_traffic(rank_sets, names, index)
     return Communication(
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
-        sums=_make_sums(recording, rank_sets, names),
-        cause_rows=cause_rows,
+        traffic=traffic,
+        traffic_note=traffic_note,
         calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,
         matrix_note=matrix_note,
+        matrix_summary=summarize_matrix(recording, rank_sets, matrix),
         left_out=" ".join(filter(None, (left_out, spans_left_out))),
         scope=describe_scope(recording),
         clock=SIMULATION_TIME if recording.run.is_simulated and recording.spans else "",
@@ -161,6 +161,7 @@ def make_communication(
         kinds=names.kinds.all(),
         phases=names.phases.all(),
         causes=names.causes.all(),
+        implicit_causes=tuple(sorted(names.implicit_causes)),
         dtypes=names.dtypes.all(),
     )
 
@@ -176,11 +177,21 @@ class _NameLists:
         self.kinds = Names(kind for kind in CollectiveKind if kind in used)
         self.phases = Names(Phase)
         self.causes = Names()
+        self.implicit_causes: set[int] = set()
+        self._cause_positions: dict[Cause | None, int] = {}
         self.dtypes = Names()
         self.groups = Names(group.name for group in recording.groups)
 
     def axis(self, call: Collective) -> int:
         return self.axes.at(name_axis(call, self.world_size))
+
+    def cause(self, cause: Cause | None) -> int:
+        position = self._cause_positions.get(cause)
+        if position is None:
+            position = self._cause_positions[cause] = self.causes.at(describe_cause(cause))
+            if isinstance(cause, Redistribute) and cause.is_implicit:
+                self.implicit_causes.add(position)
+        return position
 
 
 def _choose_calls(
@@ -220,74 +231,110 @@ def _make_group(group: Group) -> GroupRow:
 
 
 def _make_ranks(rank_sets: tuple[IdenticalRanks, ...]) -> tuple[RankRow, ...]:
-    rows = []
-    for rank_set in rank_sets:
-        total = sum_traffic(map(count_traffic, rank_set.calls))
-        rows.append(
-            RankRow(
-                ranks=format_ranks(rank_set.ranks),
-                example=rank_set.ranks[0].first,
-                num_ranks=count_ranks(rank_set.ranks),
-                count=total.count,
-                input_bytes=total.input_bytes,
-                wire_bytes=total.wire_bytes,
-            )
+    return tuple(
+        RankRow(
+            ranks=format_ranks(rank_set.ranks),
+            example=rank_set.ranks[0].first,
+            num_ranks=count_ranks(rank_set.ranks),
         )
-    return tuple(sorted(rows, key=lambda row: (-row.wire_bytes, -row.count, row.example)))
+        for rank_set in rank_sets
+    )
 
 
-def _make_sums(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists
-) -> tuple[Sum, ...]:
-    busiest: dict[Facet, TrafficTotals] = {}
-    for rank_set in rank_sets:
-        sums: defaultdict[Facet, TrafficTotals] = defaultdict(TrafficTotals)
+_MAX_TRAFFIC_ROWS = 30_000
+
+
+class _TrafficKey(NamedTuple):
+    """What the collectives of a row have in common, as positions."""
+
+    rank_set: int
+    axis: int
+    kind: int
+    phase: int
+    owner: int
+    cause: int
+    source: int
+    dtype: int
+
+
+_TrafficRows = dict[_TrafficKey, TrafficTotals]
+_ChangeKey = Callable[[_TrafficKey], _TrafficKey]
+
+# What rows are merged over if there are too many, in this order.
+_MERGES: dict[str, _ChangeKey] = {
+    "dtypes": lambda key: key._replace(dtype=NOWHERE),
+    "source lines": lambda key: key._replace(source=NOWHERE),
+}
+
+
+def _make_traffic(
+    rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
+) -> tuple[Traffic, str]:
+    """Sum collectives by all that can be selected, and a note on what is merged to fit a page."""
+    rows: _TrafficRows = defaultdict(TrafficTotals)
+    for number, rank_set in enumerate(rank_sets):
         for call in rank_set.calls:
-            axis = name_axis(call, recording.run.world_size)
-            sums[Facet(call.phase, call.kind, axis)] += count_traffic(call)
-        for facet, totals in sums.items():
-            known = busiest.get(facet, TrafficTotals())
-            busiest[facet] = max(
-                known, totals, key=lambda totals: (totals.wire_bytes, totals.count)
+            key = _TrafficKey(
+                rank_set=number,
+                axis=names.axis(call),
+                kind=names.kinds.at(call.kind),
+                phase=names.phases.at(call.phase),
+                owner=index.module(call.owner),
+                cause=names.cause(call.cause),
+                source=index.source(call.source),
+                dtype=names.dtypes.at(call.dtype),
             )
-    ranked = sorted(busiest.items(), key=lambda item: (-item[1].wire_bytes, item[0]))
-    return tuple(
-        Sum(
-            axis=names.axes.at(facet.axis),
-            kind=names.kinds.at(facet.kind),
-            phase=names.phases.at(facet.phase),
-            count=totals.count,
-            input_bytes=totals.input_bytes,
-            wire_bytes=totals.wire_bytes,
-        )
-        for facet, totals in ranked
+            rows[key] += count_traffic(call)
+    rows, note = _merge_rows(rows, len(rank_sets))
+    columns = dict(zip(_TrafficKey._fields, zip(*rows, strict=True), strict=False))
+    return Traffic(
+        **columns,
+        count=tuple(totals.count for totals in rows.values()),
+        input_bytes=tuple(totals.input_bytes for totals in rows.values()),
+        wire_bytes=tuple(totals.wire_bytes for totals in rows.values()),
+    ), note
+
+
+def _merge_rows(rows: _TrafficRows, num_rank_sets: int) -> tuple[_TrafficRows, str]:
+    """Merge rows until they fit a page; sums by rank, axis, kind and phase stay exact."""
+    merged = []
+    for words, change in _MERGES.items():
+        if len(rows) > _MAX_TRAFFIC_ROWS:
+            rows = _sum_rows(rows, change)
+            merged.append(words)
+    note = f"Too many to select {' or '.join(merged)}. " if merged else ""
+    if len(rows) <= _MAX_TRAFFIC_ROWS:
+        return rows, note.strip()
+    sizes = Counter(key.rank_set for key in rows)
+    sent: Counter[int] = Counter()
+    for key, totals in rows.items():
+        sent[key.rank_set] += totals.wire_bytes
+    num_rows, detailed = 0, set()
+    for rank_set, _ in sent.most_common():
+        num_rows += sizes[rank_set]
+        if num_rows > _MAX_TRAFFIC_ROWS:
+            break
+        detailed.add(rank_set)
+    rows = _sum_rows(
+        rows,
+        lambda key: key if key.rank_set in detailed else key._replace(owner=NOWHERE, cause=NOWHERE),
+    )
+    return rows, note + (
+        f"Figures of modules and causes are of the {len(detailed):,} of {num_rank_sets:,} sets of "
+        "identical ranks that send most."
     )
 
 
-def _make_cause_rows(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
-) -> tuple[CauseRow, ...]:
-    return tuple(
-        CauseRow(
-            cause=names.causes.at(reason.words),
-            what=reason.label,
-            count=reason.busiest.count,
-            wire_bytes=reason.busiest.wire_bytes,
-            is_implicit=reason.is_implicit,
-            source=index.source(reason.source),
-            modules=tuple(dict.fromkeys(map(index.module, reason.owners))),
-        )
-        for reason in gather_reasons(recording, rank_sets)
-    )
+def _sum_rows(rows: _TrafficRows, change: _ChangeKey) -> _TrafficRows:
+    sums: _TrafficRows = defaultdict(TrafficTotals)
+    for key, totals in rows.items():
+        sums[change(key)] += totals
+    return sums
 
 
 def _make_calls(
     calls: Sequence[Collective], names: _NameLists, index: Index, *, is_timed: bool
 ) -> Calls:
-    words: dict[object, int] = {}
-    for call in calls:
-        if call.cause not in words:
-            words[call.cause] = names.causes.at(describe_cause(call.cause))
     return Calls(
         rank=tuple(call.rank for call in calls),
         order=tuple(call.order for call in calls),
@@ -297,7 +344,7 @@ def _make_calls(
         phase=tuple(names.phases.at(call.phase) for call in calls),
         owner=tuple(index.module(call.owner) for call in calls),
         trigger=tuple(index.module(call.trigger) for call in calls),
-        cause=tuple(words[call.cause] for call in calls),
+        cause=tuple(names.cause(call.cause) for call in calls),
         source=tuple(index.source(call.source) for call in calls),
         dtype=tuple(names.dtypes.at(call.dtype) for call in calls),
         input_bytes=tuple(call.input_bytes for call in calls),

@@ -16,6 +16,7 @@ from shardscope.record.encoding import encode_json
 from shardscope.report.html.communication_rows import make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
+from shardscope.report.html.earlier_modules import make_earlier
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import make_facts, make_findings, make_gaps, make_run
@@ -74,12 +75,15 @@ def build_page(
     rank_sets = fold_ranks(recording)
     tree = ModuleTree(recording, rank_sets)
     index = tree.index
+    modules = make_modules(recording, tree)
+    if against:
+        modules = replace(modules, earlier=make_earlier(modules, recording, against))
     page = Page(
         run=make_run(recording),
         facts=make_facts(recording, rank_sets),
         findings=make_findings(recording, index, tree.subjects),
         gaps=make_gaps(recording),
-        modules=make_modules(recording, tree),
+        modules=modules,
         communication=make_communication(recording, rank_sets, index),
         sharding=make_sharding(recording, index),
         coverage=make_coverage(recording, index),
@@ -124,7 +128,6 @@ _DOCUMENT = """\
 </body>
 </html>
 """
-_INLINE_HEIGHT = "720px"
 _APOLOGY = (
     "This report needs JavaScript. Allow scripts for this file, or run `shardscope show` for "
     "the same figures in a terminal."
@@ -139,15 +142,6 @@ def render_html(
 ) -> str:
     """Render the document, deterministically. `titles` name the two recordings of a comparison."""
     return render_page(build_page(recording, against=against, titles=titles))
-
-
-def render_inline(recording: Recording) -> str:
-    """Render the document in a sandboxed frame for another one, such as a notebook."""
-    document = escape(render_html(recording))
-    return (
-        f'<iframe title="shardscope report" sandbox="allow-scripts" '
-        f'style="width: 100%; height: {_INLINE_HEIGHT}; border: 0" srcdoc="{document}"></iframe>'
-    )
 
 
 def render_page(page: Page) -> str:

@@ -1,4 +1,4 @@
-"""Data of the modules view: the module tree × phases, in columns."""
+"""Data of the modules view: the module tree, in columns."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
-from shardscope.record import Mark, Module, Parameter, Phase, Recording
+from shardscope.record import Mark, MemoryKind, Module, Parameter, Recording
 from shardscope.record.layer_names import fold_layer_ranges, has_layer_range
-from shardscope.report.html.page import Modules
 from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.html.page_modules import Modules, PeakParts
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
-from shardscope.report.model.traffic_totals import Facet, IdenticalRanks, TrafficTotals, sum_traffic
+from shardscope.report.model.traffic_totals import IdenticalRanks
+from shardscope.report.text.communication import describe_kinds
 from shardscope.report.text.memory_profile import most_bytes
-from shardscope.report.text.module_table import describe_kinds
-
-PHASES = tuple(Phase)
-
-
-class ModuleTraffic(NamedTuple):
-    """Collectives of a module's busiest rank; counts and bytes are by phase."""
-
-    own: TrafficTotals
-    total: TrafficTotals
-    own_count: tuple[int, ...]
-    total_count: tuple[int, ...]
-    total_wire_bytes: tuple[int, ...]
-    is_uneven: bool
 
 
 class ParameterSizes(NamedTuple):
@@ -43,34 +30,6 @@ class ParameterSizes(NamedTuple):
         return ParameterSizes(
             *(value + increment for value, increment in zip(self, sizes, strict=True))
         )
-
-
-def measure_traffic(node: ModuleNode) -> ModuleTraffic:
-    """Return the traffic of the rank that sent most; all numbers are of that rank."""
-    totals = [sum_traffic(traffic.values()) for traffic in node.total]
-    busy = [
-        total for total in totals if total.count
-    ]  # a pipeline stage has no traffic of the other stages
-    if not busy:
-        none = (0,) * len(PHASES)
-        return ModuleTraffic(TrafficTotals(), TrafficTotals(), none, none, none, is_uneven=False)
-    index = max(range(len(totals)), key=lambda i: (totals[i].wire_bytes, totals[i].count))
-    own, total = _by_phase(node.own[index]), _by_phase(node.total[index])
-    return ModuleTraffic(
-        sum_traffic(own),
-        totals[index],
-        tuple(totals.count for totals in own),
-        tuple(totals.count for totals in total),
-        tuple(totals.wire_bytes for totals in total),
-        is_uneven=any(totals != busy[0] for totals in busy),
-    )
-
-
-def _by_phase(traffic: dict[Facet, TrafficTotals]) -> list[TrafficTotals]:
-    sums = dict.fromkeys(PHASES, TrafficTotals())
-    for facet, totals in traffic.items():
-        sums[facet.phase] += totals
-    return list(sums.values())
 
 
 def gather_parameters(modules: Iterable[Module]) -> dict[str, list[Parameter]]:
@@ -219,10 +178,10 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
     first_identical, repeat = tree.find_identical(
         lambda at: (findings[at], marks.get(nodes[at].path))
     )
-    traffic, sizes = [measure_traffic(node) for node in nodes], _add_parameters(recording, tree)
+    sizes = _add_parameters(recording, tree)
+    own_peak = _find_peak(recording, tree)
     return Modules(
         recorded=tuple(_list_recorded(recording)),
-        phases=tuple(map(str, PHASES)),
         path=tuple(node.path for node in nodes),
         label=tuple(map(_label, nodes)),
         type=tuple("|".join(node.types) for node in nodes),
@@ -231,18 +190,13 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         first_identical=tuple(first_identical),
         repeat=tuple(repeat),
         what=tuple(map(describe_kinds, nodes)),
-        is_uneven=tuple(row.is_uneven for row in traffic),
-        own_count=tuple(row.own_count for row in traffic),
-        total_count=tuple(row.total_count for row in traffic),
-        total_input_bytes=tuple(row.total.input_bytes for row in traffic),
-        own_wire_bytes=tuple(row.own.wire_bytes for row in traffic),
-        total_wire_bytes=tuple(row.total_wire_bytes for row in traffic),
         total_parameters=tuple(size.num_elements for size in sizes),
         total_parameter_bytes=tuple(size.global_bytes for size in sizes),
         total_local_bytes=tuple(size.local_bytes for size in sizes),
-        total_peak_bytes=tuple(tree.sum_subtrees(_find_peak(recording, tree))),
+        total_peak_bytes=tuple(tree.sum_subtrees(_sum_modules(own_peak))),
         marks=tuple(marks.get(node.path, "") for node in nodes),
         num_findings=tuple(tree.sum_subtrees(findings)),
+        own_peak=_make_peak_parts(own_peak),
     )
 
 
@@ -272,13 +226,36 @@ def _count_findings(recording: Recording, tree: ModuleTree) -> Counter[int]:
     )
 
 
-def _find_peak(recording: Recording, tree: ModuleTree) -> Counter[int]:
-    """Return the bytes of each module at the peak of the rank that needs most memory."""
-    bytes_at_peak: Counter[int] = Counter()
+def _find_peak(recording: Recording, tree: ModuleTree) -> Counter[tuple[str, int]]:
+    """Return the bytes at the peak of the rank that needs most memory, by kind and module."""
+    bytes_at_peak: Counter[tuple[str, int]] = Counter()
     for profile in sorted(recording.memory, key=most_bytes)[-1:]:
         for use in profile.at_peak:
-            bytes_at_peak[tree.index.module(use.module)] += use.num_bytes
+            bytes_at_peak[use.kind, tree.index.module(use.module)] += use.num_bytes
     return bytes_at_peak
+
+
+def _sum_modules(bytes_at_peak: Counter[tuple[str, int]]) -> Counter[int]:
+    sums: Counter[int] = Counter()
+    for (_, module), num_bytes in bytes_at_peak.items():
+        sums[module] += num_bytes
+    return sums
+
+
+def _make_peak_parts(bytes_at_peak: Counter[tuple[str, int]]) -> PeakParts:
+    used = {kind for kind, _ in bytes_at_peak}
+    kinds = [kind for kind in MemoryKind if kind in used]
+    rows = sorted(
+        (module, kinds.index(MemoryKind(kind)), num_bytes)
+        for (kind, module), num_bytes in bytes_at_peak.items()
+        if module != NOWHERE
+    )
+    return PeakParts(
+        kinds=tuple(kind.replace("_", " ") for kind in kinds),
+        module=tuple(module for module, _, _ in rows),
+        kind=tuple(kind for _, kind, _ in rows),
+        num_bytes=tuple(num_bytes for _, _, num_bytes in rows),
+    )
 
 
 def _describe_marks(modules: Sequence[Module]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from shardscope.record import Axis, Recording
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.compare.facts import clean_names
+from shardscope.report.html.page_modules import Modules
 from shardscope.report.html.page_views import (
     Compiler,
     LevelCoverage,
@@ -20,74 +21,34 @@ from shardscope.report.html.page_views import (
 from shardscope.report.text.style import shorten
 
 
-class Modules(Struct, frozen=True, kw_only=True):
-    """All modules in the order of a walk from the root, in columns; figures are of one rank.
-
-    Where ranks differ, figures are the busiest rank's and `is_uneven` is true. `first_identical`
-    is the position of the first sibling that is identical except for its number, or the module's
-    own position; folding hides every module whose `first_identical` is another module, and its
-    descendants. Columns by phase are in the order of `phases`. `own` figures exclude children,
-    `total` figures include them. `recorded` names the columns whose figures were recorded: zeros
-    in other columns mean nothing.
-    """
-
-    recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
-
-    phases: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    type: tuple[str, ...] = ()
-    parent: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()  # position after the last one below it
-    first_identical: tuple[int, ...] = ()
-    repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
-    what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
-    is_uneven: tuple[bool, ...] = ()
-    own_count: tuple[tuple[int, ...], ...] = ()  # of each phase, for each module
-    total_count: tuple[tuple[int, ...], ...] = ()  # likewise
-    total_input_bytes: tuple[int, ...] = ()
-    own_wire_bytes: tuple[int, ...] = ()
-    total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # likewise
-    total_parameters: tuple[int, ...] = ()  # elements of the global parameters; tied ones once
-    total_parameter_bytes: tuple[int, ...] = ()
-    total_local_bytes: tuple[int, ...] = ()  # of them, on one rank
-    total_peak_bytes: tuple[int, ...] = ()  # at the peak of memory
-    marks: tuple[str, ...] = ()  # fully_shard, tensor_parallel (ColwiseParallel), …
-    num_findings: tuple[int, ...] = ()  # children included
-
-
 class RankRow(Struct, frozen=True, kw_only=True):
-    """Ranks that issued the same collectives."""
+    """Ranks that issued the same collectives; `Traffic` has their figures."""
 
     ranks: str
-    example: int  # one of them
+    example: int  # the first of them
     num_ranks: int
-    count: int
-    input_bytes: int
-    wire_bytes: int
 
 
-class Sum(Struct, frozen=True, kw_only=True):
-    """Collectives of the busiest rank of one kind along one axis in one phase."""
+class Traffic(Struct, frozen=True, kw_only=True):
+    """Collectives in columns: a row for those of a rank that differ only in the last three.
 
-    axis: int
-    kind: int
-    phase: int
-    count: int
-    input_bytes: int
-    wire_bytes: int
+    Ranks that issued the same collectives share their rows, which have the figures of one of them
+    and are in the order in which it first issued such a collective. Every sum of collectives on the
+    page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source
+    or dtype that was merged with others; `Communication.traffic_note` says which.
+    """
 
-
-class CauseRow(Struct, frozen=True, kw_only=True):
-    """A cause and its collectives; the most expensive come first."""
-
-    cause: int  # position in Communication.causes
-    what: str  # `all_gather[tp]`
-    count: int
-    wire_bytes: int
-    is_implicit: bool = False
-    source: int = -1
-    modules: tuple[int, ...] = ()
+    rank_set: tuple[int, ...] = ()  # position in Communication.ranks
+    axis: tuple[int, ...] = ()
+    kind: tuple[int, ...] = ()
+    phase: tuple[int, ...] = ()
+    owner: tuple[int, ...] = ()
+    cause: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    dtype: tuple[int, ...] = ()
+    count: tuple[int, ...] = ()
+    input_bytes: tuple[int, ...] = ()
+    wire_bytes: tuple[int, ...] = ()
 
 
 class GroupRow(Struct, frozen=True, kw_only=True):
@@ -166,14 +127,16 @@ class Communication(Struct, frozen=True, kw_only=True):
     causes: tuple[str, ...]
     dtypes: tuple[str, ...]
     groups: tuple[GroupRow, ...]
-    ranks: tuple[RankRow, ...]
-    sums: tuple[Sum, ...]
-    cause_rows: tuple[CauseRow, ...]
+    ranks: tuple[RankRow, ...]  # by their first rank
+    traffic: Traffic = Traffic()
+    traffic_note: str = ""  # what its rows do not distinguish, where there are too many
+    implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
     matrix_note: str = ""  # why there is none, or what it leaves out
+    matrix_summary: str = ""  # the sentence that says as much as the matrix; empty if none does
     left_out: str = ""  # which calls are not in `calls`, where there are too many
     scope: str = ""  # what the figures cover: `over 2 forward passes, rank 0 of 8, simulated`
     clock: str = ""  # caveat on the times of spans: `time of the simulation, not of a run`

@@ -123,18 +123,19 @@ def _render_kinds(profile: MemoryProfile) -> RenderableType:
     return Grid(_KIND_COLUMNS, rows, narrower_layouts(list(_KIND_COLUMNS), "bar", "share"))
 
 
-class _ModuleUse(Struct):
+class ModuleUse(Struct):
     """Memory of one module, or of several that differ only in their numbers."""
 
     names: dict[str, None]
     by_kind: dict[MemoryKind, int]
 
     def total(self) -> int:
+        """Sum all kinds."""
         return sum(self.by_kind.values())
 
 
 def _render_modules(profile: MemoryProfile, *, is_folded: bool) -> RenderableType:
-    uses = sorted(_gather(profile, is_folded).values(), key=lambda use: -use.total())
+    uses = sorted(gather_module_uses(profile, is_folded).values(), key=lambda use: -use.total())
     shown = uses if not is_folded else uses[:_NUM_MODULES]
     rows: list[Row] = [
         {
@@ -159,13 +160,14 @@ def _render_modules(profile: MemoryProfile, *, is_folded: bool) -> RenderableTyp
     return Grid(_MODULE_COLUMNS, rows, layouts, note=note)
 
 
-def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _ModuleUse]:
-    uses: dict[str | None, _ModuleUse] = {}
+def gather_module_uses(profile: MemoryProfile, is_folded: bool) -> dict[str | None, ModuleUse]:
+    """Sum memory at the peak by module, None for no module; `layers.*.wq` if layers are folded."""
+    uses: dict[str | None, ModuleUse] = {}
     for use in profile.at_peak:
         key = use.module
         if key is not None and is_folded:
             key = fold_layers(key)
-        entry = uses.setdefault(key, _ModuleUse({}, {}))
+        entry = uses.setdefault(key, ModuleUse({}, {}))
         entry.names[use.module or ""] = None
         entry.by_kind[use.kind] = entry.by_kind.get(use.kind, 0) + use.num_bytes
         if use.module is None:
@@ -173,7 +175,7 @@ def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _Module
     return uses
 
 
-def _name_module(use: _ModuleUse) -> Text:
+def _name_module(use: ModuleUse) -> Text:
     if not use.names:
         return Text("outside any module", "dim")
     name = next(iter(use.names))

@@ -121,18 +121,23 @@ def _name_modules(op: OpCoverage) -> str:
     return first if len(op.modules) == 1 else f"{first} + {len(op.modules) - 1:,}"
 
 
-def _render_blockers(coverage: Coverage) -> Iterator[RenderableType]:
-    """Render the ops that do not shard, most FLOPs first."""
+def list_blockers(coverage: Coverage) -> list[OpCoverage]:
+    """List the ops that do not shard, most FLOPs first, then most calls."""
     blockers = [op for op in coverage.ops if op.verdict not in (*COVERED, Verdict.LOCAL)]
-    if not blockers:
-        return
-    blockers.sort(
+    return sorted(
+        blockers,
         key=lambda blocker: (
             -(blocker.flops or 0),
             -blocker.num_forward - blocker.num_backward,
             blocker.op,
-        )
+        ),
     )
+
+
+def _render_blockers(coverage: Coverage) -> Iterator[RenderableType]:
+    blockers = list_blockers(coverage)
+    if not blockers:
+        return
     yield make_title("What blocks sharding first", "by FLOPs, then by calls")
     yield from (_render_blocker(op) for op in blockers[:_MAX_BLOCKERS])
     if len(blockers) > _MAX_BLOCKERS:

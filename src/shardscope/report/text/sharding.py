@@ -131,7 +131,7 @@ _WORDS = {
 }
 
 
-class _Row(Struct, frozen=True):
+class ParameterRow(Struct, frozen=True):
     """A parameter, or the same parameter of identical layers."""
 
     name: str
@@ -147,7 +147,7 @@ def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[Re
     yield from (_render_line(line) for line in shown)
     if len(shown) < len(lines):
         yield Text(f"… {len(lines) - len(shown):,} more: --no-fold shows all", "dim")
-    rows = list(_list_parameters(recording, is_folded=is_folded))
+    rows = list(list_parameter_rows(recording, is_folded=is_folded))
     if rows:
         is_annotated = any(row.parameter.is_annotated for row in rows)
         more = ", I: invariant, V: varying" if is_annotated else ""
@@ -199,7 +199,8 @@ def _render_mark(mark: Mark) -> Text:
     return make_text(_WORDS[mark.kind] + over, "magenta")
 
 
-def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]:
+def list_parameter_rows(recording: Recording, *, is_folded: bool) -> Iterator[ParameterRow]:
+    """List parameters and buffers; identical ones of repeated layers share a row."""
     rows: dict[object, list[tuple[str, Parameter]]] = {}
     for module in recording.modules:
         for parameter in module.parameters:
@@ -217,10 +218,10 @@ def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]
             rows.setdefault(key, []).append((name, parameter))
     for same in rows.values():
         name, parameter = same[0]
-        yield _Row(fold_layers(name) if len(same) > 1 else name, len(same), parameter)
+        yield ParameterRow(fold_layers(name) if len(same) > 1 else name, len(same), parameter)
 
 
-def _render_parameters(rows: list[_Row], *, is_folded: bool) -> RenderableType:
+def _render_parameters(rows: list[ParameterRow], *, is_folded: bool) -> RenderableType:
     shown = rows[:_MAX_LINES] if is_folded else rows
     note = (
         f"… {len(rows) - len(shown):,} more: --no-fold shows all" if len(shown) < len(rows) else ""
@@ -229,7 +230,7 @@ def _render_parameters(rows: list[_Row], *, is_folded: bool) -> RenderableType:
     return Grid(_COLUMNS, [_make_row(row) for row in shown], layouts, note=note)
 
 
-def _make_row(row: _Row) -> Row:
+def _make_row(row: ParameterRow) -> Row:
     parameter = row.parameter
     name = make_text(row.name, "dim" if parameter.is_buffer else "")
     if row.count > 1:
@@ -249,7 +250,7 @@ def _make_row(row: _Row) -> Row:
     }
 
 
-def _format_group(row: _Row) -> Text:
+def _format_group(row: ParameterRow) -> Text:
     group = row.parameter.fsdp_group
     if group is None:
         return Text()

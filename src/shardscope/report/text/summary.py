@@ -23,12 +23,12 @@ from shardscope.report.text.communication import (
     render_costliest,
     render_ranks,
     render_totals,
+    render_tree,
 )
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.memory_profile import render_memory
-from shardscope.report.text.module_table import render_tree
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems

@@ -199,6 +199,10 @@ class Memory:
         where = "" if profile.peak_module is None else f" in {profile.peak_module or 'the model'}"
         return f"Memory(peak {profile.peak_bytes:,} bytes, {profile.peak_phase}{where})"
 
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording._repr_html_()
+
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the recording to a file.
 

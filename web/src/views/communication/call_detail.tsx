@@ -73,11 +73,6 @@ export function SpanTip({ row }: { row: number }) {
   );
 }
 
-/** Whether the cause of this call is an implicit redistribution. */
-function isImplicit({ cause_rows, calls }: Communication, row: number): boolean {
-  return cause_rows.some((causeRow) => causeRow.is_implicit && causeRow.cause === calls.cause[row]);
-}
-
 export function CallDetail({ row }: { row: number }) {
   const communication = getCommunication();
   const { calls, causes, groups, phases, dtypes } = communication;
@@ -90,7 +85,9 @@ export function CallDetail({ row }: { row: number }) {
     <div class="op-detail">
       <p class="cause-head">
         <b class="mono">{formatCallName(row)}</b>
-        {isImplicit(communication, row) && <Badge word="implicit" tone="warn" />}
+        {communication.implicit_causes.includes(calls.cause[row]!) && (
+          <Badge word="implicit" tone="warn" />
+        )}
         <span class="wrap">{causes[calls.cause[row]!]}</span>
       </p>
       <SourceLine source={calls.source[row]!} />

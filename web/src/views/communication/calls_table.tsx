@@ -1,34 +1,35 @@
 /** Table of all collectives, with cause and source line. */
 import { useCallback, useMemo } from "preact/hooks";
 import type { Communication } from "../../page";
-import { seriesColor } from "../../parts/colors";
+import { facetColor } from "../../parts/colors";
+import { FacetLink } from "../../parts/facet_link";
+import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
-import { formatLocation, SourceLine } from "../../parts/source_line";
+import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { formatBytesCell, formatNumber } from "../../parts/units";
 import { moduleName } from "../../store/modules";
+import { type Facet, formatLocation, selectedCalls } from "../../store/selection";
 import { CallDetail } from "./call_detail";
-import { type Facets, matchCalls } from "./facets";
 import { selectCall, selectedCall } from "./selected_call";
 import { nameAxis } from "./totals";
 
 interface Props {
   readonly communication: Communication;
-  readonly facets: Facets;
 }
 
-export function CallsTable({ communication, facets }: Props) {
+export function CallsTable({ communication }: Props) {
   const { calls, left_out } = communication;
   const columns = useMemo(() => makeColumns(communication), [communication]);
-  const { axis, kind, phase } = facets;
-  const isShown = useMemo(() => {
-    const matches = matchCalls(communication, { axis, kind, phase });
-    return (row: number): boolean => matches[row] === 1;
-  }, [communication, axis, kind, phase]);
+  const matches = selectedCalls.value;
+  const isShown = useCallback((row: number) => matches[row] === 1, [matches]);
   const moduleOf = useCallback((row: number) => calls.owner[row]!, [calls]);
   return (
-    <Panel title="All collectives" note={left_out || "Click a row for cause and source."}>
+    <Panel
+      title="All collectives"
+      note={left_out || "Click a value to select it in every view, a row for cause and source."}
+    >
       <Table
         label="collectives"
         numRows={calls.rank.length}
@@ -55,6 +56,14 @@ function makeColumns(communication: Communication): Column[] {
     align: "end",
     value: (row) => column[row]!,
     cell: (row) => formatBytesCell(column[row]!),
+  });
+  const facet = (name: Facet, column: Column): Column => ({
+    ...column,
+    cell: (row) => (
+      <FacetLink facet={name} value={String(column.value(row))}>
+        <Highlight text={String(column.value(row))} />
+      </FacetLink>
+    ),
   });
   const number = (id: string, title: string, hint: string, column: readonly number[]): Column => ({
     id,
@@ -104,31 +113,45 @@ function makeColumns(communication: Communication): Column[] {
     {
       ...text("kind", "Collective", 11, (row) => kinds[calls.kind[row]!]!),
       cell: (row) => (
-        <span class="clip">
-          <span class="swatch" style={{ background: seriesColor(calls.kind[row]!) }} />
+        <FacetLink facet="kind" value={kinds[calls.kind[row]!]!}>
+          <span
+            class="swatch"
+            style={{ background: facetColor("kind", kinds[calls.kind[row]!]!, calls.kind[row]!) }}
+          />
           {kinds[calls.kind[row]!]}
-        </span>
+        </FacetLink>
       ),
     },
-    text("axis", "Axis", 4.5, (row) => nameAxis(communication, calls.axis[row]!)),
-    number("rank", "Rank", "that issued it", calls.rank),
+    facet(
+      "axis",
+      text("axis", "Axis", 4.5, (row) => nameAxis(communication, calls.axis[row]!)),
+    ),
+    facet("rank", number("rank", "Rank", "that issued it", calls.rank)),
     number("order", "No.", "in the order in which its rank issued them", calls.order),
-    text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
+    facet(
+      "phase",
+      text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
+    ),
     module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
     bytes("wire", "Sent", "bytes that the rank sends (ring estimate)", calls.wire_bytes),
-    { ...text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!), grow: 3 },
+    {
+      ...facet(
+        "cause",
+        text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!),
+      ),
+      grow: 3,
+    },
     {
       ...text("line", "Line", 13, (row) => formatLocation(calls.source[row]!)),
       grow: 2,
-      cell: (row) => (
-        <span class="clip">
-          <SourceLine source={calls.source[row]!} isShort />
-        </span>
-      ),
+      cell: (row) => <SourceLine source={calls.source[row]!} isShort />,
     },
     bytes("input", "Input", "bytes of the rank's input", calls.input_bytes),
     bytes("output", "Output", "bytes of the rank's output", calls.output_bytes),
-    text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
+    facet(
+      "dtype",
+      text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
+    ),
     text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
     ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),
   ];

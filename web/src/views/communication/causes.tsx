@@ -1,42 +1,44 @@
 /** Table of causes of collectives, the most expensive first. */
 import { useCallback, useMemo } from "preact/hooks";
-import type { CauseRow, Communication } from "../../page";
+import type { Communication } from "../../page";
 import { Badge } from "../../parts/badge";
 import { Bar } from "../../parts/bar";
+import { FacetLink } from "../../parts/facet_link";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
-import { formatLocation, SourceLine } from "../../parts/source_line";
+import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatCount, formatNumber, pluralize } from "../../parts/units";
-import { moduleName, representatives, selected } from "../../store/modules";
-import { type Facets, matchCauses } from "./facets";
+import { moduleName, representatives } from "../../store/modules";
+import { formatLocation, selectedFacets } from "../../store/selection";
+import type { TrafficSum } from "../../store/traffic";
+import { type CauseRow, causeRows, selectedCauses } from "./cause_rows";
+import { nameRank } from "./totals";
 
 const MAX_MODULES = 24;
 
 interface Props {
   readonly communication: Communication;
-  readonly facets: Facets;
 }
 
-export function Causes({ communication, facets }: Props) {
-  const { cause_rows } = communication;
-  const columns = useMemo(() => makeColumns(communication), [communication]);
-  const { axis, kind, phase } = facets;
-  const isShown = useMemo(() => {
-    const matches = matchCauses(communication, { axis, kind, phase });
-    return (row: number): boolean => matches[row]!;
-  }, [communication, axis, kind, phase]);
-  const modulesOf = useCallback((row: number) => cause_rows[row]!.modules, [cause_rows]);
+export function Causes({ communication }: Props) {
+  const [rows, figures] = [causeRows.value, selectedCauses.value];
+  const columns = useMemo(() => makeColumns(communication, rows, figures), [rows, figures]);
+  const isShown = useCallback((row: number) => figures[row]!.count > 0, [figures]);
+  const modulesOf = useCallback((row: number) => rows[row]!.modules, [rows]);
   return (
-    <Panel title="Causes" note={describe(communication, facets)}>
+    <Panel title="Causes" note={describe(communication)}>
       <Table
         label="causes"
-        numRows={cause_rows.length}
+        numRows={rows.length}
         columns={columns}
+        sort={{ column: "wire", isDescending: true }}
         isShown={isShown}
         modules={modulesOf}
-        detail={(row) => <CauseDetail communication={communication} cause={cause_rows[row]!} />}
+        detail={(row) => (
+          <CauseDetail communication={communication} cause={rows[row]!} figures={figures[row]!} />
+        )}
         empty="No collective was recorded, so none has a cause."
         height="24rem"
       />
@@ -44,19 +46,18 @@ export function Causes({ communication, facets }: Props) {
   );
 }
 
-function describe({ ranks, scope }: Communication, facets: Facets): string {
-  const facts = [
-    ranks.length > 1 ? "of the busiest rank" : "per rank",
-    selected.value >= 0 && "all modules",
-    facets.phase >= 0 && "all phases",
-    scope,
-  ];
-  return `The most expensive first; figures: ${facts.filter(Boolean).join(", ")}. Click a row for its line and modules.`;
+function describe({ scope }: Communication): string {
+  const facts = [nameRank(), selectedFacets.value.length > 0 && "what is selected", scope];
+  return `The most expensive first; figures: ${facts.filter(Boolean).join(", ")}. Click a cause to select it, a row for its line and modules.`;
 }
 
-function makeColumns({ cause_rows, causes }: Communication): Column[] {
-  const at = (row: number): CauseRow => cause_rows[row]!;
-  const max = Math.max(0, ...cause_rows.map((causeRow) => causeRow.wire_bytes));
+function makeColumns(
+  { causes }: Communication,
+  rows: readonly CauseRow[],
+  figures: readonly TrafficSum[],
+): Column[] {
+  const at = (row: number): CauseRow => rows[row]!;
+  const max = Math.max(0, ...figures.map(({ wire_bytes }) => wire_bytes));
   return [
     {
       id: "cause",
@@ -67,10 +68,10 @@ function makeColumns({ cause_rows, causes }: Communication): Column[] {
       value: (row) => causes[at(row).cause]!,
       cell: (row) => (
         <span class="cause">
-          {at(row).is_implicit && <Badge word="implicit" tone="warn" />}
-          <span class="clip" title={causes[at(row).cause]}>
+          {at(row).isImplicit && <Badge word="implicit" tone="warn" />}
+          <FacetLink facet="cause" value={causes[at(row).cause]!}>
             <Highlight text={causes[at(row).cause]!} />
-          </span>
+          </FacetLink>
         </span>
       ),
     },
@@ -80,8 +81,8 @@ function makeColumns({ cause_rows, causes }: Communication): Column[] {
       title: "Count",
       width: 5,
       align: "end",
-      value: (row) => at(row).count,
-      cell: (row) => formatCount(at(row).count),
+      value: (row) => figures[row]!.count,
+      cell: (row) => formatCount(figures[row]!.count),
     },
     {
       id: "wire",
@@ -89,9 +90,13 @@ function makeColumns({ cause_rows, causes }: Communication): Column[] {
       width: 10,
       grow: 1,
       align: "end",
-      value: (row) => at(row).wire_bytes,
+      value: (row) => figures[row]!.wire_bytes,
       cell: (row) => (
-        <Bar value={at(row).wire_bytes} max={max} text={formatBytes(at(row).wire_bytes)} />
+        <Bar
+          value={figures[row]!.wire_bytes}
+          max={max}
+          text={formatBytes(figures[row]!.wire_bytes)}
+        />
       ),
     },
     {
@@ -110,11 +115,7 @@ function makeColumns({ cause_rows, causes }: Communication): Column[] {
       grow: 2,
       isText: true,
       value: (row) => formatLocation(at(row).source),
-      cell: (row) => (
-        <span class="clip">
-          <SourceLine source={at(row).source} isShort />
-        </span>
-      ),
+      cell: (row) => <SourceLine source={at(row).source} isShort />,
     },
   ];
 }
@@ -152,21 +153,26 @@ export function foldModules(
   return [...countsByFirst.values()];
 }
 
-function CauseDetail({ communication, cause }: { communication: Communication; cause: CauseRow }) {
+interface DetailProps extends Props {
+  readonly cause: CauseRow;
+  readonly figures: TrafficSum;
+}
+
+function CauseDetail({ communication, cause, figures }: DetailProps) {
   const folded = foldModules(cause.modules, representatives.value);
   const more = folded.length - MAX_MODULES;
   return (
     <div class="op-detail">
       <p class="cause-head">
-        {cause.is_implicit && <Badge word="implicit" tone="warn" />}
+        {cause.isImplicit && <Badge word="implicit" tone="warn" />}
         <b class="wrap">{communication.causes[cause.cause]}</b>
       </p>
-      {cause.is_implicit && (
+      {cause.isImplicit && (
         <p>No plan and no call asked for it: DTensor inserted it so that an op could run.</p>
       )}
       <p>
-        <span class="mono">{cause.what}</span>, {formatNumber(cause.count)} times on a rank,{" "}
-        {formatBytes(cause.wire_bytes)} sent (ring estimate).
+        <span class="mono">{cause.what}</span>, {formatNumber(figures.count)} times on a rank,{" "}
+        {formatBytes(figures.wire_bytes)} sent (ring estimate).
       </p>
       <SourceLine source={cause.source} />
       {folded.length > 0 && (

@@ -1,25 +1,43 @@
-/** Table of groups of identical ranks, the busiest first. */
-import { useMemo } from "preact/hooks";
-import type { RankRow } from "../../page";
+/** Groups of identical ranks, the busiest first: a table, or a sentence if all ranks are identical. */
+import { useCallback, useMemo } from "preact/hooks";
+import type { Communication, RankRow } from "../../page";
 import { Bar } from "../../parts/bar";
+import { FacetLink } from "../../parts/facet_link";
 import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatNumber, pluralize } from "../../parts/units";
+import { selectedRankSet, selection } from "../../store/selection";
+import { NO_TRAFFIC, sumRows, type TrafficSum } from "../../store/traffic";
 
-export function Ranks({ ranks }: { ranks: readonly RankRow[] }) {
-  const columns = useMemo(() => makeColumns(ranks), [ranks]);
+export function Ranks({ communication }: { communication: Communication }) {
+  const { ranks } = communication;
+  const figures = sumRankSets(ranks.length);
+  const columns = useMemo(() => makeColumns(ranks, figures), [ranks, figures]);
+  const [rank, rankSet] = [selection.value.rank, selectedRankSet.value];
+  const isShown = useCallback((row: number) => rank < 0 || row === rankSet, [rank, rankSet]);
   if (!ranks.length) return null;
+  if (ranks.length === 1) {
+    return <p class="comm-sentence">{communication.matrix_summary || describe(ranks)}</p>;
+  }
   return (
     <Panel title="Identical ranks" note={describe(ranks)}>
       <Table
         label="identical ranks"
         numRows={ranks.length}
         columns={columns}
+        sort={{ column: "wire", isDescending: true }}
+        isShown={isShown}
         empty="No rank issued anything."
         height="18rem"
       />
     </Panel>
   );
+}
+
+/** What is selected, of one rank of each set. */
+function sumRankSets(numRankSets: number): readonly TrafficSum[] {
+  const sums = new Map(sumRows(["rank_set"]).map((sum) => [sum.values[0], sum]));
+  return Array.from({ length: numRankSets }, (_, rankSet) => sums.get(rankSet) ?? NO_TRAFFIC);
 }
 
 function describe(ranks: readonly RankRow[]): string {
@@ -30,8 +48,8 @@ function describe(ranks: readonly RankRow[]): string {
     : `${formatNumber(numRanks)} recorded ranks issued ${pluralize(ranks.length, "different list")} of collectives.`;
 }
 
-function makeColumns(ranks: readonly RankRow[]): Column[] {
-  const max = Math.max(0, ...ranks.map((row) => row.wire_bytes));
+function makeColumns(ranks: readonly RankRow[], figures: readonly TrafficSum[]): Column[] {
+  const max = Math.max(0, ...figures.map(({ wire_bytes }) => wire_bytes));
   const at = (row: number): RankRow => ranks[row]!;
   return [
     {
@@ -41,6 +59,11 @@ function makeColumns(ranks: readonly RankRow[]): Column[] {
       grow: 2,
       isText: true,
       value: (row) => at(row).ranks,
+      cell: (row) => (
+        <FacetLink facet="rank" value={String(at(row).example)}>
+          {at(row).ranks}
+        </FacetLink>
+      ),
     },
     {
       id: "number",
@@ -56,8 +79,8 @@ function makeColumns(ranks: readonly RankRow[]): Column[] {
       hint: "that one of them issued",
       width: 7,
       align: "end",
-      value: (row) => at(row).count,
-      cell: (row) => formatNumber(at(row).count),
+      value: (row) => figures[row]!.count,
+      cell: (row) => formatNumber(figures[row]!.count),
     },
     {
       id: "wire",
@@ -66,9 +89,13 @@ function makeColumns(ranks: readonly RankRow[]): Column[] {
       width: 10,
       grow: 1,
       align: "end",
-      value: (row) => at(row).wire_bytes,
+      value: (row) => figures[row]!.wire_bytes,
       cell: (row) => (
-        <Bar value={at(row).wire_bytes} max={max} text={formatBytes(at(row).wire_bytes)} />
+        <Bar
+          value={figures[row]!.wire_bytes}
+          max={max}
+          text={formatBytes(figures[row]!.wire_bytes)}
+        />
       ),
     },
   ];

@@ -1,13 +1,14 @@
-/** Collectives of the busiest rank by mesh axis and kind; clicking a cell filters the panels below. */
+/** Collectives of the busiest rank by mesh axis and kind; clicking a cell selects them in every view. */
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choices";
-import { heatColor, seriesColor } from "../../parts/colors";
+import { facetColor, heatColor, seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { tip } from "../../parts/tooltip";
 import { formatBytesCell, formatCount, formatShare } from "../../parts/units";
-import { selected } from "../../store/modules";
-import { changeRoute, navigate, param, route, setParam } from "../../store/route";
-import { type Cell, type Facets, fillCell, type Measure, usedPositions } from "./facets";
+import { param, setParam } from "../../store/route";
+import { select, selectAll, selectedFacets, selection } from "../../store/selection";
+import { isOfSeveralRanks } from "../../store/traffic";
+import { type Cell, fillCell, type Measure, sumFacets, usedPositions } from "./facets";
 
 const HOT_SHARE = 0.6; // above this the background is strong and the text light
 
@@ -18,10 +19,9 @@ export function colorOfPhase(phase: number): string {
 
 interface Props {
   readonly communication: Communication;
-  readonly facets: Facets;
 }
 
-export function Totals({ communication, facets }: Props) {
+export function Totals({ communication }: Props) {
   const measure: Measure = param("show") === "counts" ? "counts" : "bytes";
   return (
     <Panel
@@ -39,15 +39,15 @@ export function Totals({ communication, facets }: Props) {
         />
       }
     >
-      <Grid communication={communication} facets={facets} measure={measure} />
-      <PhaseChoices communication={communication} facets={facets} />
+      <Grid communication={communication} measure={measure} />
+      <PhaseChoices communication={communication} />
     </Panel>
   );
 }
 
-/** The legend of phases; clicking a phase filters by it. */
-function PhaseChoices({ communication, facets }: Props) {
-  const used = usedPositions(communication, "phase");
+/** The legend of phases; clicking a phase selects it. */
+function PhaseChoices({ communication }: Props) {
+  const used = usedPositions(communication.traffic, "phase");
   if (used.length < 2) return null;
   return (
     <div class="totals-phases">
@@ -56,8 +56,8 @@ function PhaseChoices({ communication, facets }: Props) {
           <button
             type="button"
             key={phase}
-            aria-pressed={phase === facets.phase}
-            onClick={() => setParam("phase", communication.phases[phase] ?? null)}
+            aria-pressed={phase === selection.value.phase}
+            onClick={() => select("phase", communication.phases[phase] ?? null)}
           >
             {phase >= 0 && <span class="swatch" style={{ background: colorOfPhase(phase) }} />}
             {communication.phases[phase] ?? "all phases"}
@@ -68,18 +68,25 @@ function PhaseChoices({ communication, facets }: Props) {
   );
 }
 
-function describe({ ranks, scope }: Communication, measure: Measure): string {
-  const whose = ranks.length > 1 ? "of the busiest rank" : "per rank";
+function describe({ scope }: Communication, measure: Measure): string {
   const what = measure === "bytes" ? "Bytes sent (ring estimate)" : "Collectives";
-  const facts = [selected.value >= 0 && "all modules", scope].filter(Boolean).join(", ");
-  return `${what} ${whose}${facts && `; ${facts}`}. Click a cell to filter the panels below.`;
+  const facts = [selectedFacets.value.length > 0 && "of what is selected", scope];
+  const words = [`${what} ${nameRank()}`, ...facts].filter(Boolean).join("; ");
+  return `${words}. Click a cell to select it in every view.`;
 }
 
-function Grid({ communication, facets, measure }: Props & { readonly measure: Measure }) {
-  const axes = usedPositions(communication, "axis");
-  const kinds = usedPositions(communication, "kind");
-  const sumCell = (axis: number, kind: number): Cell =>
-    fillCell(communication, { axis, kind, phase: facets.phase }, measure);
+/** Whose figures are shown. */
+export function nameRank(): string {
+  const { rank } = selection.value;
+  if (rank >= 0) return `of rank ${rank}`;
+  return isOfSeveralRanks.value ? "of the busiest rank" : "per rank";
+}
+
+function Grid({ communication, measure }: Props & { readonly measure: Measure }) {
+  const axes = usedPositions(communication.traffic, "axis");
+  const kinds = usedPositions(communication.traffic, "kind");
+  const sums = sumFacets();
+  const sumCell = (axis: number, kind: number): Cell => fillCell(sums, axis, kind, measure);
   const max = Math.max(
     0,
     ...axes.flatMap((axis) => kinds.map((kind) => sumCell(axis, kind).value)),
@@ -88,7 +95,6 @@ function Grid({ communication, facets, measure }: Props & { readonly measure: Me
     <td key={kind}>
       <TotalButton
         communication={communication}
-        facets={facets}
         cell={sumCell(axis, kind)}
         measure={measure}
         max={axis < 0 || kind < 0 ? 0 : max}
@@ -103,7 +109,10 @@ function Grid({ communication, facets, measure }: Props & { readonly measure: Me
             <th scope="col">axis</th>
             {kinds.map((kind) => (
               <th key={kind} scope="col">
-                <span class="swatch" style={{ background: seriesColor(kind) }} />
+                <span
+                  class="swatch"
+                  style={{ background: facetColor("kind", communication.kinds[kind]!, kind) }}
+                />
                 {communication.kinds[kind]}
               </th>
             ))}
@@ -145,31 +154,40 @@ interface TotalProps extends Props {
   readonly max: number; // of all cells; 0 for cells that are sums of others
 }
 
-function TotalButton({ communication, facets, cell, measure, max }: TotalProps) {
-  const { axes, kinds, ranks } = communication;
+function TotalButton({ communication, cell, measure, max }: TotalProps) {
+  const { axes, kinds } = communication;
+  const facets = selection.value;
   const format = measure === "bytes" ? formatBytesCell : formatCount;
   if (!cell.numSums) return <span class="figure figure-none">·</span>;
   const isSelected = facets.axis === cell.axis && facets.kind === cell.kind;
   const isAll = cell.axis < 0 && cell.kind < 0;
   const share = max > 0 ? cell.value / max : 0;
+  const isOutside =
+    (cell.axis >= 0 && facets.axis >= 0 && facets.axis !== cell.axis) ||
+    (cell.kind >= 0 && facets.kind >= 0 && facets.kind !== cell.kind);
   // Each phase's figure is of the rank that sent most in it, which may be different ranks.
-  const sign = ranks.length > 1 && cell.numSums > 1 ? "≤ " : "";
-  const toggleFilter = (): void => {
+  const sign = isOfSeveralRanks.value && cell.numSums > 1 ? "≤ " : "";
+  const toggle = (): void => {
     const isClearing = isSelected || isAll;
-    const changes = {
+    selectAll({
       axis: isClearing || cell.axis < 0 ? null : axes[cell.axis]!,
       kind: isClearing || cell.kind < 0 ? null : kinds[cell.kind]!,
-    };
-    navigate(changeRoute(route.value, route.value.view, changes), { isReplacing: true });
+    });
   };
+  const classes = [
+    "figure",
+    share > HOT_SHARE && "figure-hot",
+    !max && "figure-sum",
+    isOutside && "figure-outside",
+  ];
   return (
     <button
       type="button"
-      class={`figure${share > HOT_SHARE ? " figure-hot" : ""}${max ? "" : " figure-sum"}`}
+      class={classes.filter(Boolean).join(" ")}
       style={{ background: max ? heatColor(share) : undefined }}
       aria-pressed={isSelected && !isAll}
       aria-label={`${nameCell(communication, cell)}: ${sign}${format(cell.value)}`}
-      onClick={toggleFilter}
+      onClick={toggle}
       {...tip(() => <TotalTip communication={communication} cell={cell} format={format} />)}
     >
       <span>

@@ -1,6 +1,6 @@
 /** Bytes between ranks: a row for each sender, a column for each receiver. */
 import { useCallback, useMemo, useRef, useState } from "preact/hooks";
-import type { Matrix } from "../../page";
+import type { Communication, Matrix } from "../../page";
 import { Canvas, makeFont, remPixels } from "../../parts/canvas";
 import { resolveColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
@@ -20,12 +20,10 @@ const LABEL = 1.9;
 const HOT = 0.6;
 const FAINT = 0.08; // opacity of a cell with few bytes
 
-interface Props {
-  readonly matrix: Matrix | null;
-  readonly note: string;
-}
-
-export function TrafficMatrix({ matrix, note }: Props) {
+/** The matrix, if it shows more than `Communication.matrix_summary` says in a sentence. */
+export function TrafficMatrix({ communication }: { readonly communication: Communication }) {
+  const { matrix, matrix_note: note, matrix_summary: summary } = communication;
+  if (summary) return null;
   return (
     <Panel title="Traffic between ranks" note={note}>
       {matrix ? <Grid matrix={matrix} /> : !note && <p class="comm-quiet">Nothing was sent.</p>}

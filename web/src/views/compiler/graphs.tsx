@@ -5,7 +5,7 @@ import { Choices } from "../../parts/choices";
 import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
-import { formatLocation, SourceLine } from "../../parts/source_line";
+import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { tip } from "../../parts/tooltip";
 import { pluralize } from "../../parts/units";
@@ -13,6 +13,7 @@ import { isInSelection, moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
 import { containsWords, words } from "../../store/search";
+import { formatLocation, isSourceSelected } from "../../store/selection";
 import { groupByLine } from "./op_lines";
 
 interface Props {
@@ -83,6 +84,7 @@ function Ops({ graph }: { graph: GraphItem }) {
   const columns = useMemo(() => makeColumns(graph), [graph]);
   const moduleOf = useCallback((row: number) => graph.module[row] ?? -1, [graph]);
   const layout = param("ops") ?? "lines";
+  const sourceOf = useCallback((row: number) => graph.line[row] ?? -1, [graph]);
   return (
     <div class="graph-table">
       <p class="graph-title">
@@ -108,6 +110,7 @@ function Ops({ graph }: { graph: GraphItem }) {
           numRows={graph.op.length}
           columns={columns}
           modules={moduleOf}
+          source={sourceOf}
           empty="It has no ops."
           height="26rem"
         />
@@ -123,6 +126,7 @@ function OpLines({ graph }: { graph: GraphItem }) {
     graph,
     (op) =>
       isInSelection(graph.module[op] ?? -1) &&
+      isSourceSelected(graph.line[op] ?? -1) &&
       (!searchWords.length || containsWords(describeOp(graph, op), searchWords)),
   );
   if (!groups.length) return <Empty>{graph.op.length ? "No op matches." : "It has no ops."}</Empty>;
@@ -198,11 +202,7 @@ function makeColumns(graph: GraphItem): Column[] {
       width: 10,
       grow: 2,
       value: (row) => formatLocation(graph.line[row] ?? -1),
-      cell: (row) => (
-        <span class="clip">
-          <SourceLine source={graph.line[row] ?? -1} isShort />
-        </span>
-      ),
+      cell: (row) => <SourceLine source={graph.line[row] ?? -1} isShort />,
     },
   ];
 }

@@ -2,7 +2,7 @@
 import type { Allocations, MemoryCurve } from "../../page";
 import { seriesColor } from "../../parts/colors";
 import { ModuleLink } from "../../parts/module_link";
-import { formatLocation, SourceLine } from "../../parts/source_line";
+import { SourceLine } from "../../parts/source_line";
 import type { Column } from "../../parts/table";
 import {
   formatBytes,
@@ -14,6 +14,7 @@ import {
 } from "../../parts/units";
 import { moduleName, representatives } from "../../store/modules";
 import { page } from "../../store/page";
+import { formatLocation } from "../../store/selection";
 import type { Group } from "./allocations";
 import type { Grouping } from "./in_use";
 

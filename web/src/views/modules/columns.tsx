@@ -2,7 +2,10 @@
 import type { Modules } from "../../page";
 import { Bar } from "../../parts/bar";
 import { formatBytesCell, formatCount } from "../../parts/units";
-import { sumPhases } from "./measures";
+import type { ModuleTraffic } from "../../store/module_traffic";
+import { sumShown } from "./folded_sums";
+import { formatChange } from "./icicle_model";
+import { findEarlier, MEASURES } from "./measures";
 
 export interface TreeColumn {
   readonly id: string;
@@ -14,49 +17,81 @@ export interface TreeColumn {
 
 export type Show = "bytes" | "counts";
 
-/** Columns that have values; what was not recorded has no column. */
-export function listColumns(modules: Modules, show: Show): TreeColumn[] {
-  return [...listTrafficColumns(modules, show), ...listMemoryColumns(modules)];
+interface ColumnInput {
+  readonly modules: Modules;
+  readonly phases: readonly string[];
+  readonly traffic: readonly ModuleTraffic[];
+  readonly show: Show;
+  readonly shown: Int32Array; // for each module, the one whose row represents it
 }
 
-function listTrafficColumns(modules: Modules, show: Show): TreeColumn[] {
-  const column = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
-  if (!column.some(hasAny)) return [];
-  const format = show === "bytes" ? formatBytesCell : formatCount;
-  const what = show === "bytes" ? "bytes sent (ring estimate)" : "collectives";
-  const totals = modules.path.map((_, i) => sumPhases(column, i));
-  const max = totals.reduce((a, b) => Math.max(a, b), 0);
-  const phases = modules.phases.flatMap((phase, phaseIndex): TreeColumn[] => {
-    if (!column.some((figures) => figures[phaseIndex]! > 0)) return [];
+/**
+ * Columns that have values; what was not recorded has no column. A row that represents folded
+ * layers has the sums of them all.
+ */
+export function listColumns(input: ColumnInput): TreeColumn[] {
+  return [...listTrafficColumns(input), ...listMemoryColumns(input)];
+}
+
+function listTrafficColumns(input: ColumnInput): TreeColumn[] {
+  const { phases, traffic, show, shown } = input;
+  const isBytes = show === "bytes";
+  const format = isBytes ? formatBytesCell : formatCount;
+  const what = isBytes ? "bytes sent (ring estimate)" : "collectives";
+  const totals = sumShown(
+    traffic.map((figures) => figures[isBytes ? "wire_bytes" : "count"]),
+    shown,
+  );
+  const max = totals.reduce((highest, total) => Math.max(highest, total), 0);
+  if (!max) return [];
+  const phaseColumns = phases.flatMap((phase, at): TreeColumn[] => {
+    const sums = sumShown(
+      traffic.map((figures) => figures[isBytes ? "phaseBytes" : "phaseCounts"][at] ?? 0),
+      shown,
+    );
+    if (!sums.some((sum) => sum > 0)) return [];
     const hint = `${what} of one rank in ${phase}, including children`;
-    return [
-      {
-        id: phase,
-        title: phase,
-        hint,
-        width: 6.5,
-        cell: (i) => format(column[i]?.[phaseIndex] ?? 0),
-      },
-    ];
+    return [{ id: phase, title: phase, hint, width: 6.5, cell: (i) => format(sums[i]!) }];
   });
   const total: TreeColumn = {
     id: "total",
-    title: show === "bytes" ? "sent" : "collectives",
+    title: isBytes ? "sent" : "collectives",
     hint: `${what} of one rank in all phases, including children`,
     width: 11,
     cell: (i) => (
-      <Bar value={totals[i]!} max={max} text={formatBound(modules, i, format(totals[i]!))} />
+      <Bar value={totals[i]!} max={max} text={formatBound(traffic[i]!, format(totals[i]!))} />
     ),
   };
-  return [total, ...phases];
+  return [total, ...listChangeColumn(input, totals), ...phaseColumns];
+}
+
+/** The change since the earlier recording, if the page compares two. */
+function listChangeColumn(
+  { modules, show, shown }: ColumnInput,
+  totals: Float64Array,
+): TreeColumn[] {
+  const measure = MEASURES.find(({ id }) => id === (show === "bytes" ? "wire" : "count"))!;
+  const comparison = findEarlier(modules, measure);
+  if (!comparison) return [];
+  const earlier = sumShown(comparison.values, shown);
+  return [
+    {
+      id: "change",
+      title: "change",
+      hint: `change of ${measure.title.toLowerCase()} since the earlier recording`,
+      width: 11,
+      cell: (i) =>
+        totals[i] === earlier[i] ? "·" : formatChange(totals[i]!, earlier[i]!, measure.format),
+    },
+  ];
 }
 
 /** If ranks differ, the figure is the busiest rank's, an upper bound. */
-function formatBound(modules: Modules, position: number, text: string): string {
-  return modules.is_uneven[position] && text !== "·" ? `≤ ${text}` : text;
+function formatBound({ isUneven }: ModuleTraffic, text: string): string {
+  return isUneven && text !== "·" ? `≤ ${text}` : text;
 }
 
-function listMemoryColumns(modules: Modules): TreeColumn[] {
+function listMemoryColumns({ modules, shown }: ColumnInput): TreeColumn[] {
   const columns: readonly [string, string, readonly number[], (value: number) => string][] = [
     [
       "parameters",
@@ -76,7 +111,8 @@ function listMemoryColumns(modules: Modules): TreeColumn[] {
     .filter(([, , column]) => hasAny(column))
     .map(([title, hint, column, format]) => {
       const width = title === "parameters" ? 9.5 : 6.5;
-      return { id: title, title, hint, width, cell: (i) => format(column[i] ?? 0) };
+      const sums = sumShown(column, shown);
+      return { id: title, title, hint, width, cell: (i) => format(sums[i]!) };
     });
 }
 

@@ -1,149 +1,179 @@
-/** The module tree as an icicle chart: width is the measure, colour the module's own share of it. */
-import { useMemo, useRef } from "preact/hooks";
-import { heatColor } from "../../parts/colors";
-import { hideTip, tip } from "../../parts/tooltip";
-import { formatNumber, formatShare } from "../../parts/units";
+/** The module tree as an icicle chart on a canvas: handles the pointer, keys and zoom. */
+import { useCallback, useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
+import { Canvas, remPixels } from "../../parts/canvas";
+import { hideTip, showTip } from "../../parts/tooltip";
 import { useSize } from "../../parts/use_size";
-import { moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
-import { containsWords, words } from "../../store/search";
-import { type Box, layoutIcicle } from "./icicle_layout";
-import type { Measure } from "./measures";
-import { hasChildren, isFoldedAway } from "./tree_rows";
-import { depths, labelOf, treeState, zoomed } from "./tree_state";
+import { words } from "../../store/search";
+import {
+  type Box,
+  findBoxAt,
+  findViewport,
+  type IcicleNode,
+  listBoxes,
+  moveByKey,
+  type Viewport,
+} from "./icicle_layout";
+import { type IcicleModel, styleBox } from "./icicle_model";
+import { paintIcicle } from "./icicle_painter";
+import { BoxTip, describeBox } from "./icicle_tip";
+import { labelOf } from "./tree_state";
 
-const MAX_DEPTH = 8;
-const MIN_PIXELS = 2;
-const LABEL_PIXELS = 34;
-const HOT_SHARE = 0.45; // above this the background is strong and the text light
+const ROW = 1.95; // rem
+const MOVE_MS = 160;
 
-export function Icicle({ measure }: { measure: Measure }) {
+interface Props {
+  readonly model: IcicleModel;
+  readonly zoomed: IcicleNode | null; // has the full width
+  readonly selected: IcicleNode | null;
+  readonly maxDepth: number; // levels below the zoomed box
+  readonly onSelect: (node: IcicleNode) => void;
+  readonly onZoomOut: () => void;
+}
+
+export function Icicle({ model, zoomed, selected, maxDepth, onSelect, onZoomOut }: Props) {
   const container = useRef<HTMLDivElement>(null);
+  const id = useId();
   const { width } = useSize(container);
-  const { modules } = page.value;
+  const [active, setActive] = useState<IcicleNode | null>(null);
+  const rowHeight = Math.round(ROW * remPixels());
+  const viewport = useMovingViewport(findViewport(zoomed));
+  const lastDepth = maxDepth + (zoomed?.depth ?? 0);
   const boxes = useMemo(
-    () =>
-      layoutIcicle({
-        modules,
-        sizeOf: (position) => measure.sizeOf(modules, position),
-        zoomed: zoomed.value,
-        isFolded: (position) => isFoldedAway(modules, position, treeState.value),
-        minWidth: MIN_PIXELS / Math.max(width, 1),
-        maxDepth: MAX_DEPTH + (depths.value[zoomed.value] ?? 0),
-      }),
-    [modules, measure, zoomed.value, treeState.value, width],
+    () => (width > 0 ? listBoxes(model.roots, viewport, width, lastDepth) : []),
+    [model, viewport, width, lastDepth],
   );
-  const total = sumRoots(measure);
-  const zoomedTotal = boxes.find((box) => box.module === zoomed.value)?.value ?? total;
-  const numRows = boxes.reduce((max, box) => Math.max(max, box.depth + 1), 0);
+  const numRows = boxes.reduce((max, box) => Math.max(max, box.depth + 1), 1);
+  const searchWords = words.value;
+  const draw = useCallback(
+    (context: CanvasRenderingContext2D) => {
+      const { modules } = page.value;
+      const isAncestor = (node: IcicleNode): boolean => isAbove(node, zoomed);
+      const input = { modules, model, labelOf, words: searchWords, isAncestor };
+      const sizes = { rowHeight, rem: remPixels() };
+      paintIcicle(context, boxes, (box) => styleBox(box, input), sizes);
+    },
+    [boxes, model, zoomed, searchWords, rowHeight],
+  );
+  const activate = (node: IcicleNode | null, x: number, y: number): void => {
+    setActive(node);
+    if (node) showTip(<BoxTip model={model} node={node} />, x, y);
+    else hideTip();
+  };
+  const boxAt = (event: PointerEvent | MouseEvent): Box | null => {
+    const { left, top } = container.current!.getBoundingClientRect();
+    const depth = Math.floor((event.clientY - top) / rowHeight);
+    return findBoxAt(boxes, event.clientX - left, depth);
+  };
+  const handleClick = (event: MouseEvent): void => {
+    const node = boxAt(event)?.node;
+    hideTip();
+    if (node) onSelect(node);
+  };
+  const handleKey = (event: KeyboardEvent): void => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const next = moveByKey(boxes, active, event.key);
+    if (next) {
+      const box = boxes.find((candidate) => candidate.node?.id === next.id);
+      const { left, top } = container.current!.getBoundingClientRect();
+      activate(next, left + (box?.x ?? 0), top + (next.depth + 1) * rowHeight);
+    } else if ((event.key === "Enter" || event.key === "+") && active) onSelect(active);
+    else if (event.key === "Backspace" || event.key === "-") onZoomOut();
+    else if (!event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+  };
+  const handleLeave = (): void => activate(null, 0, 0);
   return (
     <div
       ref={container}
       class="icicle"
-      data-chart={`modules by ${measure.title.toLowerCase()}`}
-      role="group"
-      aria-label={`modules by ${measure.title.toLowerCase()}`}
-      style={{ "--rows": numRows }}
+      data-chart={`modules by ${model.measure.title.toLowerCase()}`}
+      role="tree"
+      tabIndex={0}
+      aria-label={`modules by ${model.measure.title.toLowerCase()}`}
+      aria-activedescendant={active ? `${id}-active` : undefined}
+      style={{ height: `${numRows * rowHeight}px` }}
+      onPointerMove={(event) => activate(boxAt(event)?.node ?? null, event.clientX, event.clientY)}
+      onPointerLeave={handleLeave}
+      onClick={handleClick}
+      onKeyDown={handleKey}
+      onBlur={handleLeave}
     >
-      {width > 0 &&
-        boxes.map((box) => (
-          <IcicleBox
-            key={box.module}
-            box={box}
-            measure={measure}
-            total={total}
-            zoomedTotal={zoomedTotal}
-            pixels={width * box.width}
-          />
-        ))}
+      {width > 0 && <Canvas width={width} height={numRows * rowHeight} draw={draw} />}
+      <Frame boxes={boxes} node={selected} rowHeight={rowHeight} kind="selected" />
+      <Frame boxes={boxes} node={active} rowHeight={rowHeight} kind="active" />
+      {active && (
+        <div
+          id={`${id}-active`}
+          class="visually-hidden"
+          role="treeitem"
+          aria-level={active.depth + 1}
+          aria-selected={active.id === selected?.id}
+        >
+          {describeBox(model, active)}
+        </div>
+      )}
     </div>
   );
 }
 
-function sumRoots(measure: Measure): number {
-  const { modules } = page.value;
-  return modules.parent.reduce(
-    (sum, parent, i) => (parent < 0 ? sum + measure.sizeOf(modules, i) : sum),
-    0,
-  );
+/** The viewport, on its way to where it should be, unless the user asked for no motion. */
+function useMovingViewport(target: Viewport): Viewport {
+  const [viewport, setViewport] = useState(target);
+  const current = useRef(target);
+  useEffect(() => {
+    const from = current.current;
+    const move = (share: number): void => {
+      const eased = 1 - (1 - share) ** 3;
+      current.current = {
+        left: from.left + (target.left - from.left) * eased,
+        width: from.width + (target.width - from.width) * eased,
+      };
+      setViewport(current.current);
+    };
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      move(1);
+      return;
+    }
+    const start = performance.now();
+    let frame = 0;
+    const step = (now: number): void => {
+      const share = Math.min(Math.max((now - start) / MOVE_MS, 0), 1);
+      move(share);
+      if (share < 1) frame = requestAnimationFrame(step);
+    };
+    frame = requestAnimationFrame(step);
+    return () => cancelAnimationFrame(frame);
+  }, [target.left, target.width]);
+  return viewport;
 }
 
-interface BoxProps {
-  readonly box: Box;
-  readonly total: number; // of all modules
-  readonly zoomedTotal: number; // of the modules that have the full width
-  readonly measure: Measure;
-  readonly pixels: number;
+function isAbove(node: IcicleNode, below: IcicleNode | null): boolean {
+  for (let above = below?.parent; above; above = above.parent)
+    if (above.id === node.id) return true;
+  return false;
 }
 
-function IcicleBox({ box, total, zoomedTotal, measure, pixels }: BoxProps) {
-  const { modules } = page.value;
-  const { module } = box;
-  const share = zoomedTotal > 0 ? box.own / zoomedTotal : 0;
-  const isAncestor = zoomed.value > module && box.width === 1;
-  const isFaded = words.value.length > 0 && !containsWords(modules.path[module]!, words.value);
-  const zoom = (): void => {
-    hideTip();
-    const isZoomingOut = module === zoomed.value;
-    zoomed.value = isZoomingOut
-      ? (modules.parent[module] ?? -1)
-      : hasChildren(modules, module)
-        ? module
-        : zoomed.value;
-    if (module !== selected.value) select(module);
-  };
-  const classes = [
-    "box",
-    share > HOT_SHARE && !isAncestor && "box-hot",
-    isAncestor && "box-ancestor",
-    isFaded && "box-faded",
-  ];
+interface FrameProps {
+  readonly boxes: readonly Box[];
+  readonly node: IcicleNode | null;
+  readonly rowHeight: number;
+  readonly kind: "active" | "selected";
+}
+
+/** A frame around a box, if it is drawn. */
+function Frame({ boxes, node, rowHeight, kind }: FrameProps) {
+  const box = node && boxes.find((candidate) => candidate.node?.id === node.id);
+  if (!box) return null;
   return (
-    <button
-      type="button"
-      class={classes.filter(Boolean).join(" ")}
-      aria-pressed={module === selected.value}
-      aria-label={`${moduleName(module)}: ${measure.format(box.value)}`}
+    <div
+      class={`icicle-frame icicle-${kind}`}
       style={{
-        left: `${100 * box.left}%`,
-        width: `${100 * box.width}%`,
-        top: `calc(${box.depth} * var(--box-height))`,
-        background: isAncestor ? undefined : heatColor(share),
+        left: `${box.x}px`,
+        top: `${box.depth * rowHeight}px`,
+        width: `${Math.max(box.width - 1, 2)}px`,
+        height: `${rowHeight - 2}px`,
       }}
-      onClick={zoom}
-      {...tip(() => <BoxTip box={box} total={total} measure={measure} />)}
-    >
-      {pixels > LABEL_PIXELS && (
-        <span class="box-label">
-          <span class="clip">{labelOf(module)}</span>
-          {pixels > 4 * LABEL_PIXELS && <span class="box-value">{measure.format(box.value)}</span>}
-        </span>
-      )}
-    </button>
-  );
-}
-
-function BoxTip({ box, total, measure }: Omit<BoxProps, "pixels" | "zoomedTotal">) {
-  const { modules } = page.value;
-  const each = measure.sizeOf(modules, box.module);
-  return (
-    <>
-      <div class="tooltip-title">{moduleName(box.module)}</div>
-      <div class="dim">{modules.type[box.module]}</div>
-      <dl>
-        <dt>{measure.title.toLowerCase()}</dt>
-        <dd>{measure.format(box.value)}</dd>
-        {each !== box.value && (
-          <>
-            <dt>each of {formatNumber(Math.round(box.value / each))}</dt>
-            <dd>{measure.format(each)}</dd>
-          </>
-        )}
-        <dt>its own</dt>
-        <dd>{measure.format(box.own)}</dd>
-        <dt>share of the total</dt>
-        <dd>{formatShare(box.value, total)}</dd>
-      </dl>
-    </>
+    />
   );
 }

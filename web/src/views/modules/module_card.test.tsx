@@ -17,8 +17,8 @@ function renderFigures(recorded: readonly string[]): string {
       what: [""],
       marks: [""],
       num_findings: [0],
-      total_wire_bytes: [[0]],
       total_parameters: [0],
+      total_local_bytes: [0],
       total_peak_bytes: [0],
     },
     coverage: [],
@@ -40,9 +40,9 @@ function renderFigures(recorded: readonly string[]): string {
 
 test("figures that were not recorded are not shown as zero", () => {
   expect(renderFigures(["wire", "findings"])).toBe(
-    "bytes sent: 0 B; parameters: not recorded; peak memory: not recorded; findings: 0; own collectives: none",
+    "bytes sent: 0 B; collectives: 0; parameters: not recorded; held: not recorded; peak memory: not recorded; findings: 0; own collectives: none",
   );
   expect(renderFigures(["parameters", "local", "peak"])).toBe(
-    "bytes sent: not recorded; parameters: 0; peak memory: 0 B; findings: not recorded; own collectives: not recorded",
+    "bytes sent: not recorded; collectives: not recorded; parameters: 0; held: 0 B; peak memory: 0 B; findings: not recorded; own collectives: not recorded",
   );
 });

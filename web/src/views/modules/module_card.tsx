@@ -1,7 +1,6 @@
 /** The selected module: its path, type and figures, with links to other views. */
-import { ModuleLink } from "../../parts/module_link";
 import { formatNumber } from "../../parts/units";
-import { listAncestors, moduleHref, moduleName } from "../../store/modules";
+import { moduleHref, moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { VIEWS } from "..";
 import { isRecorded, MEASURES } from "./measures";
@@ -13,7 +12,7 @@ export function ModuleCard({ module }: { module: number }) {
   return (
     <section class="panel card" aria-label="selected module">
       <div class="card-head">
-        <Breadcrumbs module={module} />
+        <b class="mono wrap">{moduleName(module)}</b>
         <span class="dim">{modules.type[module]}</span>
         {modules.marks[module] && <span class="tree-marks">{modules.marks[module]}</span>}
       </div>
@@ -56,21 +55,4 @@ export function ModuleCard({ module }: { module: number }) {
 
 function NotRecorded() {
   return <span class="dim">not recorded</span>;
-}
-
-function Breadcrumbs({ module }: { module: number }) {
-  const { modules } = page.value;
-  return (
-    <span class="trail">
-      {listAncestors(module).map((ancestor) => (
-        <span key={ancestor}>
-          <ModuleLink module={ancestor} text={modules.label[ancestor]!} />{" "}
-          <span class="dim">/ </span>
-        </span>
-      ))}
-      <b class="mono" title={moduleName(module)}>
-        {modules.label[module]}
-      </b>
-    </span>
-  );
 }

@@ -4,19 +4,35 @@ import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
-import { moduleName, representatives, select, selected } from "../../store/modules";
+import { moduleTraffic } from "../../store/module_traffic";
+import { moduleName, representatives, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { words } from "../../store/search";
 import { listColumns, type Show, type TreeColumn } from "./columns";
 import { findRows, hasChildren, listRows } from "./tree_rows";
-import { depths, show as expandTo, labelOf, toggleFold, toggleOpen, treeState } from "./tree_state";
+import {
+  depths,
+  show as expandTo,
+  labelOf,
+  numRepresented,
+  selectedShown,
+  selectShown,
+  shown,
+  toggleFold,
+  toggleOpen,
+  treeState,
+} from "./tree_state";
 
 const PAGE_ROWS = 12;
 
 export function Tree({ show }: { show: Show }) {
   const { modules } = page.value;
   const id = useId();
-  const columns = useMemo(() => listColumns(modules, show), [modules, show]);
+  const [phases, traffic] = [page.value.communication?.phases ?? [], moduleTraffic.value];
+  const columns = useMemo(
+    () => listColumns({ modules, phases, traffic, show, shown: shown.value }),
+    [modules, traffic, show, shown.value],
+  );
   const rows = useMemo(
     () =>
       words.value.length
@@ -78,7 +94,7 @@ function useRevealSelection(
   setActive: (row: number) => void,
 ): void {
   const pendingModule = useRef(-1);
-  const module = selected.value;
+  const module = selected.value >= 0 ? selected.value : selectedShown.value;
   const isHidden = module >= 0 && !rows.includes(module);
   useEffect(() => {
     // A module that was selected here is visible already, and the rows should not jump.
@@ -117,7 +133,7 @@ function handleKey(
       if (isOpen) toggleOpen(active);
       else if (parent >= 0) moveTo(activeIndex - countBetween(parent, active));
     },
-    Enter: () => active >= 0 && select(active),
+    Enter: () => active >= 0 && selectShown(active),
     " ": () => active >= 0 && (modules.repeat[active] ?? 1) > 1 && toggleFold(active),
   };
   const action = actions[event.key];
@@ -173,12 +189,12 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
       role="row"
       aria-level={depths.value[position]! + 1}
       aria-expanded={isParent ? !treeState.value.closed.has(position) : undefined}
-      aria-selected={position === selected.value}
+      aria-selected={position === selectedShown.value}
       aria-rowindex={index + 2}
       style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}
       onClick={() => {
         onActive(position);
-        select(position);
+        selectShown(position);
       }}
     >
       <ModuleCell position={position} isParent={isParent} />
@@ -189,6 +205,7 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
       ))}
       <div class="cell" role="gridcell">
         <span class="clip dim" title={modules.what[position]}>
+          {numRepresented.value[position]! > 1 && modules.what[position] && "each "}
           {modules.what[position]}
         </span>
       </div>
@@ -251,7 +268,7 @@ function FoldChip({ position, repeat }: { position: number; repeat: number }) {
   const isUnfolded = treeState.value.unfolded.has(position);
   const hint = isUnfolded
     ? "fold them again"
-    : `${repeat} identical layers; figures are per layer. Show all`;
+    : `${repeat} identical layers; figures are sums of them all. Show each`;
   return (
     <button
       type="button"

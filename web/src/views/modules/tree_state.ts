@@ -1,6 +1,8 @@
 /** State shared by the tree and the icicle chart: what is open and folded. It outlives the view. */
 import { computed, signal } from "@preact/signals";
+import { findRepresentatives, select, selectedRoots, selectPattern } from "../../store/modules";
 import { page } from "../../store/page";
+import { countRepresented, patternOf } from "./folded_sums";
 import { makeInitialState, measureDepths, reveal, type TreeState, toggle } from "./tree_rows";
 
 const changedState = signal<TreeState | null>(null);
@@ -27,8 +29,26 @@ export function labelOf(position: number): string {
     : `${label} … ${last}`;
 }
 
-/** Module that has the full width of the icicle chart; -1 is none. */
-export const zoomed = signal(-1);
+/** For each module, the position of the module that represents it: itself unless layers are folded. */
+export const shown = computed(() =>
+  findRepresentatives(page.value.modules, treeState.value.unfolded),
+);
+
+/** How many modules each row or box represents. */
+export const numRepresented = computed(() => countRepresented(shown.value));
+
+/** The row or box of what is selected; -1 if nothing is, or what several of them represent. */
+export const selectedShown = computed(() => {
+  const [first = -1, ...rest] = new Set(selectedRoots.value.map((root) => shown.value[root]!));
+  return rest.length ? -1 : first;
+});
+
+/** Selects all modules that a row or box represents; selecting them again clears the selection. */
+export function selectShown(position: number): void {
+  if (position < 0 || position === selectedShown.value) select(-1);
+  else if (numRepresented.value[position] === 1) select(position);
+  else selectPattern(patternOf(page.value.modules, shown.value, position));
+}
 
 export function toggleOpen(position: number): void {
   changedState.value = { ...treeState.value, closed: toggle(treeState.value.closed, position) };

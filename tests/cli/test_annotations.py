@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 import sample_recordings as samples
+from shardscope.cli.annotations import annotate_violations
 from shardscope.contract import check
 from shardscope.contract.toml_reader import parse_contract
-from shardscope.contract.violation_text import render_annotations, render_violations
+from shardscope.contract.violation_text import render_violations
 from shardscope.record import Call, Recording, Source
+from shardscope.report.export.annotations import render_github
 
 
 def annotate(text: str, recording: Recording, folder: str = "/repo") -> list[str]:
     file = parse_contract(text)
-    return list(render_annotations(check(file.contract, recording), file, folder=folder))
+    annotations = annotate_violations(check(file.contract, recording), file)
+    return [line.decode().rstrip("\n") for line in render_github(annotations, folder=folder)]
 
 
 def called_at(path: str) -> Recording:

@@ -1,0 +1,212 @@
+/**
+ * What is selected in all views: a module, an axis, a kind, a phase, a cause, a source line, a
+ * dtype, a rank, a range of collectives. It is kept in the address, so the back button undoes it.
+ */
+import { computed } from "@preact/signals";
+import type { Communication } from "../page";
+import { hasModuleSelection, isInSelection } from "./modules";
+import { page } from "./page";
+import { includesRank } from "./ranks";
+import { changeRoute, hrefTo, navigate, route } from "./route";
+
+/** The parameter of the address for each facet. Do not rename one: links must stay valid. */
+const PARAMS = {
+  module: "m",
+  axis: "axis",
+  kind: "kind",
+  phase: "phase",
+  cause: "cause",
+  line: "line",
+  dtype: "dtype",
+  rank: "rank",
+  range: "range",
+} as const;
+
+export type Facet = keyof typeof PARAMS;
+
+export const FACETS = Object.keys(PARAMS) as readonly Facet[];
+
+/** Collectives between two positions: in the order of issue, or in nanoseconds. */
+export interface CallRange {
+  readonly along: "order" | "time";
+  readonly low: number;
+  readonly high: number;
+}
+
+/** Positions in the page's lists of names; -1, an empty text or null select everything. */
+export interface Selection {
+  readonly axis: number;
+  readonly kind: number;
+  readonly phase: number;
+  readonly cause: number;
+  readonly dtype: number;
+  readonly line: string; // `models/llama.py:121`
+  readonly rank: number;
+  readonly range: CallRange | null;
+}
+
+const NO_NAMES: readonly string[] = [];
+
+/** The selection, without the module, which store/modules.ts reads. */
+export const selection = computed<Selection>(() => {
+  const { params } = route.value;
+  const communication = page.value.communication;
+  const find = (facet: Facet, names: readonly string[] = NO_NAMES): number => {
+    const name = params[PARAMS[facet]];
+    return name === undefined ? -1 : names.indexOf(name);
+  };
+  return {
+    axis: find("axis", communication?.axes),
+    kind: find("kind", communication?.kinds),
+    phase: find("phase", communication?.phases),
+    cause: find("cause", communication?.causes),
+    dtype: find("dtype", communication?.dtypes),
+    line: params.line ?? "",
+    rank: /^\d+$/.test(params.rank ?? "") ? Number(params.rank) : -1,
+    range: communication ? parseRange(params.range) : null,
+  };
+});
+
+/** `10-20` is by order, `10-20ns` by time. */
+function parseRange(text: string | undefined): CallRange | null {
+  const match = /^(\d+)-(\d+)(ns)?$/.exec(text ?? "");
+  if (!match || Number(match[1]) > Number(match[2])) return null;
+  return { along: match[3] ? "time" : "order", low: Number(match[1]), high: Number(match[2]) };
+}
+
+export function formatRange({ along, low, high }: CallRange): string {
+  return `${Math.floor(low)}-${Math.ceil(high)}${along === "time" ? "ns" : ""}`;
+}
+
+/** Facets that select something. */
+export const selectedFacets = computed<readonly Facet[]>(() => {
+  const facets = selection.value;
+  const isSelected = (facet: Facet): boolean => {
+    if (facet === "module") return hasModuleSelection.value;
+    if (facet === "line") return facets.line !== "";
+    return facet === "range" ? facets.range !== null : facets[facet] >= 0;
+  };
+  return FACETS.filter(isSelected);
+});
+
+/** The text of a facet in the address: a name, `file:line`, a number, or a range. */
+export function selectedText(facet: Facet): string {
+  return route.value.params[PARAMS[facet]] ?? "";
+}
+
+/** Address of the current view with these values selected; null selects all values of a facet. */
+export function selectionHref(
+  changes: Readonly<Partial<Record<Facet, string | null>>>,
+  view = route.value.view,
+): string {
+  return hrefTo(view, toParams(changes));
+}
+
+/** Selects a value of a facet in every view; null selects all. */
+export function select(facet: Facet, value: string | null): void {
+  selectAll({ [facet]: value });
+}
+
+export function selectAll(changes: Readonly<Partial<Record<Facet, string | null>>>): void {
+  navigate(changeRoute(route.value, route.value.view, toParams(changes)));
+}
+
+export function clear(...facets: readonly Facet[]): void {
+  selectAll(Object.fromEntries(facets.map((facet) => [facet, null])));
+}
+
+function toParams(
+  changes: Readonly<Partial<Record<Facet, string | null>>>,
+): Record<string, string | null> {
+  return Object.fromEntries(
+    Object.entries(changes).map(([facet, value]) => [PARAMS[facet as Facet], value]),
+  );
+}
+
+/** `models/llama.py:121`; empty for no line. */
+export function formatLocation(source: number): string {
+  const { file, line } = page.value.sources;
+  return source < 0 || file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
+}
+
+/** For each source, 1 if it is on the selected line; null if no line is selected. */
+const selectedSources = computed<Uint8Array | null>(() => {
+  const { line } = selection.value;
+  if (!line) return null;
+  return Uint8Array.from(page.value.sources.line, (_, source) =>
+    Number(formatLocation(source) === line),
+  );
+});
+
+/** Whether a source is on the selected line; true if no line is selected. */
+export function isSourceSelected(source: number): boolean {
+  return !selectedSources.value || selectedSources.value[source] === 1;
+}
+
+/** Whether ranks, as Python formats them, include the selected rank; no ranks stand for all. */
+export function isRankSelected(ranks: string): boolean {
+  const { rank } = selection.value;
+  return rank < 0 || !/\d/.test(ranks) || includesRank(ranks, rank);
+}
+
+/** Position of the set of identical ranks that includes the selected rank; -1 is none. */
+export const selectedRankSet = computed(() => {
+  const { rank } = selection.value;
+  if (rank < 0) return -1;
+  return page.value.communication?.ranks.findIndex(({ ranks }) => includesRank(ranks, rank)) ?? -1;
+});
+
+type FacetColumns = Pick<
+  Communication["traffic"],
+  "axis" | "kind" | "phase" | "owner" | "cause" | "source" | "dtype"
+>;
+
+/** Whether a row of collectives is selected, by all facets but rank, range and those ignored. */
+export function makeRowFilter(
+  columns: FacetColumns,
+  ignored: readonly Facet[] = [],
+): (row: number) => boolean {
+  const facets = selection.value;
+  const tests: ((row: number) => boolean)[] = [];
+  for (const facet of ["axis", "kind", "phase", "cause", "dtype"] as const) {
+    const value = facets[facet];
+    const column = columns[facet];
+    if (value >= 0 && !ignored.includes(facet)) tests.push((row) => column[row] === value);
+  }
+  if (facets.line && !ignored.includes("line")) {
+    tests.push((row) => isSourceSelected(columns.source[row]!));
+  }
+  if (hasModuleSelection.value && !ignored.includes("module")) {
+    tests.push((row) => isInSelection(columns.owner[row]!));
+  }
+  return (row) => tests.every((isMatch) => isMatch(row));
+}
+
+/** Whether each of the page's calls is selected, as 1 or 0. */
+export const selectedCalls = computed<Uint8Array>(() => {
+  const calls = page.value.communication!.calls;
+  const { rank, range } = selection.value;
+  const isSelected = makeRowFilter(calls);
+  const positions = range?.along === "time" ? calls.start_ns : calls.order;
+  const listedRank = listedRankOf(rank);
+  return Uint8Array.from(calls.rank, (callRank, row) =>
+    Number(
+      (rank < 0 || callRank === listedRank) &&
+        (!range || isInRange(positions[row], range)) &&
+        isSelected(row),
+    ),
+  );
+});
+
+export function isInRange(position: number | undefined, { low, high }: CallRange): boolean {
+  return position !== undefined && position >= low && position <= high;
+}
+
+/** The rank whose calls are listed for a rank: itself, or one that issued the same collectives. */
+export function listedRankOf(rank: number): number {
+  const communication = page.value.communication;
+  if (!communication || listedRanks.value.has(rank)) return rank;
+  return communication.ranks.find(({ ranks }) => includesRank(ranks, rank))?.example ?? rank;
+}
+
+const listedRanks = computed(() => new Set(page.value.communication?.calls.rank));

@@ -1,0 +1,98 @@
+import { beforeEach, expect, test } from "vitest";
+import { listCauses } from "../views/communication/cause_rows";
+import { moduleTraffic } from "./module_traffic";
+import { modulePattern } from "./modules";
+import { page } from "./page";
+import { navigate } from "./route";
+import { clear, select, selectedFacets, selection, selectionHref } from "./selection";
+import { hasAllCalls, NO_TRAFFIC, selectedTraffic, sumRows, type TrafficSum } from "./traffic";
+import cases from "./traffic.cases.json";
+
+const EXPECTATIONS = cases.flatMap((recording) =>
+  recording.expected.map((expected) => ({
+    name: `${recording.name} with ${JSON.stringify(expected.params)}`,
+    recording,
+    expected,
+  })),
+);
+
+function open(recording: { readonly page: unknown }, params: Record<string, string | undefined>) {
+  page.value = recording.page as typeof page.value;
+  navigate({ view: "communication", params: params as Record<string, string> });
+}
+
+const figures = ({ count, input_bytes, wire_bytes }: TrafficSum) => [
+  count,
+  input_bytes,
+  wire_bytes,
+];
+
+test.each(EXPECTATIONS)("sums are those of Python: $name", ({ recording, expected }) => {
+  open(recording, expected.params);
+  const { axes, kinds, phases, causes, ranks } = page.value.communication!;
+  expect(figures(selectedTraffic.value)).toEqual(expected.total);
+  const byRankSet = new Map(sumRows(["rank_set"]).map((sum) => [sum.values[0], sum]));
+  expect(ranks.map((_, i) => figures(byRankSet.get(i) ?? NO_TRAFFIC))).toEqual(expected.ranks);
+  const facets = sumRows(["axis", "kind", "phase"]).map(({ values: [axis, kind, phase], ...sum }) =>
+    JSON.stringify([axes[axis!], kinds[kind!], phases[phase!], ...figures(sum)]),
+  );
+  expect(facets.sort()).toEqual(expected.facets.map((facet) => JSON.stringify(facet)).sort());
+  const byCause = sumRows(["cause", "kind", "axis"]).map(
+    ({ values: [cause, kind, axis], ...sum }) =>
+      JSON.stringify([causes[cause!], `${kinds[kind!]}[${axes[axis!]}]`, ...figures(sum)]),
+  );
+  expect(byCause.sort()).toEqual(expected.causes.map((cause) => JSON.stringify(cause)).sort());
+});
+
+test.each(EXPECTATIONS.filter(({ expected }) => !("m" in expected.params)))(
+  "figures of modules are those of Python: $name",
+  ({ recording, expected }) => {
+    open(recording, expected.params);
+    const actual = moduleTraffic.value.flatMap((traffic, i) =>
+      traffic.count ? [[page.value.modules.path[i], toCase(traffic)]] : [],
+    );
+    expect(Object.fromEntries(actual)).toEqual(expected.modules);
+  },
+);
+
+function toCase(traffic: (typeof moduleTraffic.value)[number]) {
+  return {
+    total: figures(traffic),
+    phase_counts: traffic.phaseCounts,
+    phase_bytes: traffic.phaseBytes,
+    own_counts: traffic.ownCounts,
+    own_bytes: traffic.ownBytes,
+    is_uneven: traffic.isUneven,
+  };
+}
+
+test.each(cases)("causes are listed in Python's order: $name", (recording) => {
+  open(recording, {});
+  const { causes } = page.value.communication!;
+  const rows = listCauses(page.value.communication!);
+  expect(rows.map((row) => [causes[row.cause], row.what, ...figures(row)])).toEqual(
+    recording.expected[0]!.causes,
+  );
+  expect(hasAllCalls.value).toBe(true);
+});
+
+beforeEach(() => open(cases[0]!, {}));
+
+test("the selection is read from the address, and unknown names select everything", () => {
+  open(cases[0]!, { axis: "zz", rank: "x", range: "9-3", m: "no.such.module", dtype: "" });
+  expect(selectedFacets.value).toEqual([]);
+  open(cases[0]!, { rank: "5", range: "3-9ns", line: "a.py:1", m: "layers.*" });
+  expect(selectedFacets.value).toEqual(["module", "line", "rank", "range"]);
+  expect(selection.value.range).toEqual({ along: "time", low: 3, high: 9 });
+  expect(modulePattern.value).toBe("layers.*");
+});
+
+test("a value is selected and cleared in the address", () => {
+  const [axis] = page.value.communication!.axes;
+  select("axis", axis!);
+  expect(selectionHref({ rank: "1" }, "memory")).toBe(`#/memory?axis=${axis}&rank=1`);
+  select("rank", "12345");
+  expect(selectedTraffic.value).toEqual(NO_TRAFFIC);
+  clear("rank", "axis");
+  expect(selectedFacets.value).toEqual([]);
+});

@@ -1,0 +1,50 @@
+/** The causes of collectives, by what they led to. */
+import { computed } from "@preact/signals";
+import type { Communication } from "../../page";
+import { page } from "../../store/page";
+import {
+  groupRows,
+  NO_TRAFFIC,
+  sumRows,
+  type TrafficColumn,
+  type TrafficSum,
+} from "../../store/traffic";
+
+export interface CauseRow extends TrafficSum {
+  readonly key: string;
+  readonly cause: number; // position in Communication.causes
+  readonly what: string; // `all_gather[tp]`
+  readonly isImplicit: boolean;
+  readonly source: number; // of the first of its collectives that has one
+  readonly modules: readonly number[]; // in order of issue
+}
+
+const COLUMNS: readonly TrafficColumn[] = ["cause", "kind", "axis"];
+
+/** A row for each cause, kind and axis of the page, the most expensive first. */
+export const causeRows = computed(() => listCauses(page.value.communication!));
+
+export function listCauses(communication: Communication): CauseRow[] {
+  const { causes, kinds, axes, implicit_causes, traffic } = communication;
+  const nameOf = ({ cause, what }: CauseRow): string => `${causes[cause]}\n${what}`;
+  return groupRows(traffic, COLUMNS, (row) => traffic.cause[row]! >= 0)
+    .map(({ values, rows, ...sum }) => {
+      const [cause, kind, axis] = values as [number, number, number];
+      return {
+        ...sum,
+        key: values.join(),
+        cause,
+        what: `${kinds[kind]}[${axes[axis]}]`,
+        isImplicit: implicit_causes.includes(cause),
+        source: rows.map((row) => traffic.source[row]!).find((source) => source >= 0) ?? -1,
+        modules: [...new Set(rows.map((row) => traffic.owner[row]!))],
+      };
+    })
+    .sort((a, b) => b.wire_bytes - a.wire_bytes || (nameOf(a) < nameOf(b) ? -1 : 1));
+}
+
+/** For each row of `causeRows`, the figures of what is selected; a count of 0 if nothing is. */
+export const selectedCauses = computed<readonly TrafficSum[]>(() => {
+  const sums = new Map(sumRows(COLUMNS).map((sum) => [sum.values.join(), sum]));
+  return causeRows.value.map(({ key }) => sums.get(key) ?? NO_TRAFFIC);
+});
