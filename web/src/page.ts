@@ -252,6 +252,17 @@ export interface FallbackRow {
 }
 
 /**
+ * A number of a view that can be compared with that of another page.
+ */
+export interface Figure {
+  view: string;
+  group: string;
+  label: string;
+  unit: string;
+  value: number;
+}
+
+/**
  * A finding; the worst come first.
  */
 export interface FindingItem {
@@ -427,7 +438,6 @@ export interface Modules {
   end: readonly number[];
   first_identical: readonly number[];
   repeat: readonly number[];
-  what: readonly string[];
   total_parameters: readonly number[];
   total_parameter_bytes: readonly number[];
   total_local_bytes: readonly number[];
@@ -474,6 +484,8 @@ export interface Page {
   memory: readonly MemoryCurve[];
   proof: Proof | null;
   comparison: Comparison | null;
+  figures: readonly Figure[];
+  earlier_figures: readonly Figure[];
   format: "shardscope.page";
   schema: 4;
 }

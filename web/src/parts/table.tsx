@@ -41,24 +41,24 @@ export interface TableProps {
   readonly isShown?: (row: number) => boolean; // filters of the view; memoise it
   readonly modules?: (row: number) => number | readonly number[]; // that the row belongs to
   readonly isSelected?: (module: number) => boolean; // isFoldedRowInSelection for folded rows
-  readonly source?: (row: number) => number; // the row's line, if a selected line filters it
-  readonly ranks?: (row: number) => string; // its ranks, if a selected rank filters it
+  readonly sources?: (row: number) => number | readonly number[]; // lines that the row is about
+  readonly ranks?: (row: number) => string; // ranks that the row is about
   readonly detail?: (row: number) => ComponentChildren; // details of the active row
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
 }
 
-/** Whether a row belongs to the selected module or its descendants. */
-function isAboutSelection(
-  modules: number | readonly number[],
-  isSelected: (module: number) => boolean,
+/** Whether a position is selected, or one of several. */
+function isAnySelected(
+  positions: number | readonly number[],
+  isSelected: (position: number) => boolean,
 ): boolean {
-  return typeof modules === "number" ? isSelected(modules) : modules.some(isSelected);
+  return typeof positions === "number" ? isSelected(positions) : positions.some(isSelected);
 }
 
 function useRows(props: TableProps, sort: Sort | null): number[] {
-  const { numRows, columns, isShown, modules, isSelected = isInSelection, source, ranks } = props;
+  const { numRows, columns, isShown, modules, isSelected = isInSelection, sources, ranks } = props;
   const searchWords = words.value;
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
@@ -67,8 +67,8 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
   return useMemo(() => {
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
-      (module === false || !modules || isAboutSelection(modules(row), isSelected)) &&
-      (!source || isSourceSelected(source(row))) &&
+      (module === false || !modules || isAnySelected(modules(row), isSelected)) &&
+      (!line || !sources || isAnySelected(sources(row), isSourceSelected)) &&
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
@@ -80,7 +80,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
     module,
     modules,
     isSelected,
-    source,
+    sources,
     line,
     ranks,
     rank,

@@ -9,6 +9,7 @@ import { askForEditor } from "../parts/editor_link";
 import { EDITORS, editorChoice } from "../store/editor";
 import { route } from "../store/route";
 import { findView } from "../views";
+import { FileChoice } from "./drop_zone";
 
 interface Exportable {
   readonly tables: readonly { readonly label: string; readonly toCsv: () => string }[];
@@ -127,6 +128,11 @@ export function ExportMenu() {
             </button>
           </div>
         ))}
+        <h2>Compare</h2>
+        <div class="menu-row">
+          <span>with a report or recording, or drop it here</span>
+          <FileChoice />
+        </div>
         <h2>Source lines</h2>
         <div class="menu-row">
           <span>

@@ -9,9 +9,10 @@ import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
 import { formatBytes, formatShare } from "../parts/units";
-import { isInSelection, moduleName, selected } from "../store/modules";
+import { hasModuleSelection, isInSelection, moduleName, selectedName } from "../store/modules";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
+import { firstRank } from "../store/ranks";
+import { isRankSelected, select, selection } from "../store/selection";
 import { AreaChart } from "./memory/area_chart";
 import { InUse } from "./memory/in_use";
 import { readInstants } from "./memory/instants";
@@ -20,7 +21,11 @@ import type { View } from "./view";
 
 function Memory() {
   const curves = page.value.memory;
-  const curveIndex = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
+  // Without a selected rank, the ranks that need most memory.
+  const curveIndex = Math.max(
+    curves.findIndex(({ ranks }) => isRankSelected(ranks)),
+    0,
+  );
   const curve = curves[curveIndex]!;
   const instants = readInstants(curve);
   return (
@@ -36,7 +41,7 @@ function Memory() {
                 .slice(0, 8)
                 .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))}
               value={String(curveIndex)}
-              onChange={(id) => setParam("ranks", id === "0" ? null : id)}
+              onChange={(id) => select("rank", firstRank(curves[Number(id)]!.ranks))}
             />
           )
         }
@@ -57,12 +62,14 @@ function Memory() {
 }
 
 function describe(curve: MemoryCurve): string {
+  const { rank } = selection.value;
+  const instead = isRankSelected(curve.ranks) ? "" : `Rank ${rank} has no memory profile. `;
   const where = curve.peak_module < 0 ? "" : `, while ${moduleName(curve.peak_module)} ran`;
   const peak = `Peak: ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}`;
   const keys = curve.allocations
     ? "Click an instant to see what is in use, drag or Shift-click to see what changed between two."
     : "";
-  return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
+  return `${instead}${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
 }
 
 function Figures({ curve }: { curve: MemoryCurve }) {
@@ -118,10 +125,9 @@ function PeakByModule({ curve }: { curve: MemoryCurve }) {
   const rows = curve.at_peak;
   const moduleOf = useCallback((row: number) => rows[row]!.module, [rows]);
   const sum = rows.reduce((all, row) => (isInSelection(row.module) ? all + row.num_bytes : all), 0);
-  const note =
-    selected.value < 0
-      ? "Modules that own the memory."
-      : `${moduleName(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
+  const note = !hasModuleSelection.value
+    ? "Modules that own the memory."
+    : `${selectedName.value} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
   return (
     <Panel
       title="At the peak, by module"

@@ -17,6 +17,7 @@ from shardscope.report.html.communication_rows import make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
 from shardscope.report.html.earlier_modules import make_earlier
+from shardscope.report.html.figures import list_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import make_facts, make_findings, make_gaps, make_run
@@ -71,6 +72,17 @@ def build_page(
     titles: tuple[str, str] = ("before", "after"),
 ) -> Page:
     """Build the page of a recording, compared with the earlier recording `against` if given."""
+    page = _build_views(recording, against=against, titles=titles)
+    earlier = list_figures(_build_views(against)) if against else ()
+    return sanitize_page(replace(page, figures=list_figures(page), earlier_figures=earlier))
+
+
+def _build_views(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("", ""),
+) -> Page:
     recording = infer_modules(recording)
     rank_sets = fold_ranks(recording)
     tree = ModuleTree(recording, rank_sets)
@@ -78,7 +90,7 @@ def build_page(
     modules = make_modules(recording, tree)
     if against:
         modules = replace(modules, earlier=make_earlier(modules, recording, against))
-    page = Page(
+    return Page(
         run=make_run(recording),
         facts=make_facts(recording, rank_sets),
         findings=make_findings(recording, index, tree.subjects),
@@ -95,7 +107,6 @@ def build_page(
         else None,
         sources=index.sources(),  # last: views ask for lines as they are made
     )
-    return sanitize_page(page)
 
 
 # Characters that could end a script element, start a comment in it, or break a line of JavaScript.

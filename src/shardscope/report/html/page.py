@@ -307,6 +307,16 @@ class Sources(Struct, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
 
 
+class Figure(Struct, frozen=True, kw_only=True):
+    """A number of a view that can be compared with that of another page."""
+
+    view: str
+    group: str  # what is counted: `bytes sent per rank (ring estimate)`
+    label: str  # `all_gather[tp]`
+    unit: str  # bytes or count
+    value: int
+
+
 class Page(Struct, frozen=True, kw_only=True):
     """The data of one page. A view without data is None or empty."""
 
@@ -323,5 +333,7 @@ class Page(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryCurve, ...] = ()
     proof: Proof | None = None
     comparison: Comparison | None = None
+    figures: tuple[Figure, ...] = ()
+    earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
     format: str = FORMAT
     schema: int = SCHEMA

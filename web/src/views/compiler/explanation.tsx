@@ -5,6 +5,7 @@ import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { formatDuration, pluralize } from "../../parts/units";
+import { isSourceSelected } from "../../store/selection";
 import { Graphs } from "./graphs";
 import { Guards } from "./guards";
 
@@ -25,9 +26,10 @@ export function Explanation({ item }: { item: ExplanationItem }) {
           note={`${pluralize(item.num_break_events, "graph break")}`}
         >
           <ol class="breaks">
-            {item.break_sites.map((site, i) => (
-              <Break key={i} site={site} number={i + 1} />
-            ))}
+            {item.break_sites.map(
+              (site, i) =>
+                isSourceSelected(site.source) && <Break key={i} site={site} number={i + 1} />,
+            )}
           </ol>
         </Panel>
       )}
@@ -45,6 +47,11 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.stages.length > 0 && <Stages rows={item.stages} />}
     </>
   );
+}
+
+/** Whether a row is on the selected line, if a line is selected. */
+function isOnLine({ source }: { readonly source: number }): boolean {
+  return isSourceSelected(source);
 }
 
 function Break({ site, number }: { site: BreakRow; number: number }) {
@@ -76,7 +83,7 @@ function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
       note="by line, with what had changed: the guard that failed"
     >
       <ul class="breaks">
-        {groupRecompiles(rows).map((group) => (
+        {groupRecompiles(rows.filter(isOnLine)).map((group) => (
           <li key={`${group[0]!.function} ${group[0]!.source}`} class="break">
             <div class="break-head">
               <code>{group[0]!.function}</code>
@@ -113,7 +120,7 @@ function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
   return (
     <Panel title={`Not compiled (${rows.length})`} note="functions that ran eagerly">
       <ul class="breaks">
-        {rows.map((row, i) => (
+        {rows.filter(isOnLine).map((row, i) => (
           <li key={i} class="break">
             <div class="break-head">
               <code>{row.function}</code>

@@ -14,7 +14,6 @@ function renderFigures(recorded: readonly string[]): string {
       label: ["net"],
       type: ["Net"],
       parent: [-1],
-      what: [""],
       marks: [""],
       num_findings: [0],
       total_parameters: [0],

@@ -12,6 +12,7 @@ import { formatNumber, pluralize } from "../../parts/units";
 import { isFoldedRowInSelection, moduleName, select, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { containsWords, words } from "../../store/search";
+import { isRankSelected, isSourceSelected } from "../../store/selection";
 
 const SEVERITIES = ["error", "warning", "info"];
 const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
@@ -53,6 +54,7 @@ export function Findings() {
 function matchesFilter(finding: FindingItem, severity: string): boolean {
   if (severity !== "all" && finding.severity !== severity) return false;
   if (!isFoldedRowInSelection(finding.module)) return false;
+  if (!isSourceSelected(finding.source) || !isRankSelected(finding.ranks)) return false;
   return containsWords(
     [finding.rule, finding.subject, finding.fact, finding.remedy].join("\n"),
     words.value,
