@@ -86,7 +86,7 @@ def test_any_instant_shows_what_is_in_use_and_two_show_what_changed(open_page, r
     cells = [row.get_by_role("gridcell").all_inner_texts() for row in grid.get_by_role("row").all()]
     lines = _sum_by(recording, "source", last)
     lines.subtract(_sum_by(recording, "source", first))
-    assert sorted(row[-1] for row in cells if row) == sorted(
+    assert sorted(row[1] for row in cells if row) == sorted(
         _change(lines[line]) for line in range(-1, len(table.sources))
     )
     assert sum(lines.values()) == total

@@ -101,28 +101,12 @@ function makeColumns(rows: readonly Difference[]): Column[] {
     {
       id: "group",
       title: "Figure",
-      width: 10,
+      width: 7,
       grow: 2,
       isText: true,
       value: (row) => at(row).group,
     },
-    { id: "label", title: "Of", width: 8, grow: 2, isText: true, value: (row) => at(row).label },
-    {
-      id: "before",
-      title: "Before",
-      width: 6.5,
-      align: "end",
-      value: (row) => at(row).before,
-      cell: (row) => format(at(row).before, at(row).unit),
-    },
-    {
-      id: "after",
-      title: "After",
-      width: 6.5,
-      align: "end",
-      value: (row) => at(row).after,
-      cell: (row) => format(at(row).after, at(row).unit),
-    },
+    { id: "label", title: "Of", width: 7, grow: 2, isText: true, value: (row) => at(row).label },
     {
       id: "change",
       title: "Change",
@@ -134,10 +118,26 @@ function makeColumns(rows: readonly Difference[]): Column[] {
     {
       id: "percent",
       title: "%",
-      width: 5,
+      width: 5.5,
       align: "end",
       value: (row) => changeShare(at(row)),
       cell: (row) => formatChangeShare(at(row)),
+    },
+    {
+      id: "before",
+      title: "Before",
+      width: 6,
+      align: "end",
+      value: (row) => at(row).before,
+      cell: (row) => format(at(row).before, at(row).unit),
+    },
+    {
+      id: "after",
+      title: "After",
+      width: 6,
+      align: "end",
+      value: (row) => at(row).after,
+      cell: (row) => format(at(row).after, at(row).unit),
     },
   ];
 }

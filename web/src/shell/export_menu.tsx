@@ -3,10 +3,12 @@ import { useRef, useState } from "preact/hooks";
 import { type Chart, chartToPng, chartToSvg, listCharts } from "../exports/charts";
 import { nameFile, saveBlob, saveText } from "../exports/download";
 import { viewToMarkdown } from "../exports/markdown";
+import { listModules } from "../exports/modules";
 import { findTable, type ShownTable, tableToCsv, writeCsv } from "../exports/tables";
 import { copyText } from "../parts/copy_button";
 import { askForEditor } from "../parts/editor_link";
 import { EDITORS, editorChoice } from "../store/editor";
+import { page } from "../store/page";
 import { route } from "../store/route";
 import { findView } from "../views";
 import { FileChoice } from "./drop_zone";
@@ -29,7 +31,11 @@ function readExportable(): Exportable {
     label: table.ariaLabel || table.closest("section[aria-label]")?.ariaLabel || "table",
     toCsv: () => writeCsv(readPlainTable(table)),
   }));
-  return { tables: [...plain, ...shown], charts: listCharts(view) };
+  const tree = view.querySelector("[role='treegrid']") && {
+    label: "modules with their children",
+    toCsv: () => writeCsv(listModules(page.value.modules)),
+  };
+  return { tables: [...(tree ? [tree] : []), ...plain, ...shown], charts: listCharts(view) };
 }
 
 function readPlainTable(table: HTMLTableElement): string[][] {

@@ -201,6 +201,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       grow: 2,
       align: "end",
       value: (row) => changeAt(row).delta,
+      exported: (row) => changeAt(row).after,
       cell: (row) => (
         <span class={`clip ${toneOf(changeAt(row))}`}>{changeAt(row).after || "none"}</span>
       ),
