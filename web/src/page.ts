@@ -127,6 +127,8 @@ export interface Communication {
   traffic_note: string;
   implicit_causes: readonly number[];
   calls: Calls;
+  steps: readonly StepMark[];
+  num_served: number;
   spans: Spans;
   timings: readonly Timing[];
   matrix: Matrix | null;
@@ -274,6 +276,7 @@ export interface Fact {
   value: string;
   note: string;
   view: string;
+  measure: string;
 }
 
 /**
@@ -710,6 +713,16 @@ export interface StageRow {
   stage: string;
   num_calls: number;
   total_ns: number | null;
+}
+
+/**
+ * Where a step begins on a rank: `order` is that of its first collective.
+ */
+export interface StepMark {
+  rank: number;
+  name: string;
+  order: number;
+  start_ns: number;
 }
 
 /**

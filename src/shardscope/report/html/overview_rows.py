@@ -84,7 +84,13 @@ def _name_subjects(recording: Recording) -> Iterator[str]:
 def make_facts(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> tuple[Fact, ...]:
     """List the key metrics, each with the view that shows more of it."""
     return tuple(
-        Fact(label=card.label, value=card.value, note=card.note, view=metric.view)
+        Fact(
+            label=card.label,
+            value=card.value,
+            note=card.note,
+            view=metric.view,
+            measure=card.measure,
+        )
         for metric in list_key_metrics(recording, rank_sets)
         for card in metric.cards
     )

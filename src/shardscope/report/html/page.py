@@ -85,6 +85,15 @@ class Calls(Struct, frozen=True, kw_only=True):
     start_ns: tuple[int, ...] = ()
 
 
+class StepMark(Struct, frozen=True, kw_only=True):
+    """Where a step begins on a rank: `order` is that of its first collective."""
+
+    rank: int
+    name: str  # `step 2`; `forward 2` if only forward passes can be told apart
+    order: int
+    start_ns: int  # 0 where the run's clock was not recorded
+
+
 class Spans(Struct, frozen=True, kw_only=True):
     """Named time spans in columns."""
 
@@ -133,6 +142,8 @@ class Communication(Struct, frozen=True, kw_only=True):
     traffic_note: str = ""  # what its rows do not distinguish, where there are too many
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
+    steps: tuple[StepMark, ...] = ()
+    num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
@@ -279,6 +290,7 @@ class Fact(Struct, frozen=True, kw_only=True):
     value: str
     note: str = ""
     view: str = ""
+    measure: str = ""  # the column of `Traffic` that it sums, which then follows the selection
 
 
 class FindingItem(Struct, frozen=True, kw_only=True):
