@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "tour.md",
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
