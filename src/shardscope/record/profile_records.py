@@ -143,8 +143,8 @@ class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     reserved_bytes: Natural | None = None
     needed_bytes: Natural | None = None  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked
-    is_live: bool = False
     allocations: AllocationTable | None = None
+    is_live: bool = False
 
 
 class Span(Record, frozen=True, kw_only=True, gc=False):
