@@ -158,7 +158,7 @@ def lay_out(root: Node) -> Modules:
 
     walk(root, -1, "")
     positions = range(len(rows))
-    path, label, kind, parent, first_identical, own, _ = zip(*rows, strict=True)
+    path, label, kind, parent, first_identical, _, _ = zip(*rows, strict=True)
     sizes = tuple(totals[i] for i in positions)
     return Modules(
         path=path,
@@ -168,7 +168,6 @@ def lay_out(root: Node) -> Modules:
         end=tuple(ends[i] for i in positions),
         first_identical=first_identical,
         repeat=tuple(first_identical.count(i) or 1 for i in positions),
-        what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
         total_parameters=sizes,
         total_parameter_bytes=tuple(4 * one for one in sizes),
         total_local_bytes=tuple(4 * one // 1024 for one in sizes),

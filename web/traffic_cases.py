@@ -36,7 +36,7 @@ from shardscope.report.model.traffic_totals import (
     fold_ranks,
     sum_traffic,
 )
-from shardscope.report.text.communication import gather_reasons
+from shardscope.report.text.communication import describe_kinds, gather_reasons
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RECORDINGS = ("tests/golden/recording_v2.json", "examples/recordings/moe.json.gz")
@@ -79,7 +79,7 @@ def _make_case(name: str, recording: Recording) -> dict[str, Any]:
         "name": name,
         "page": {key: msgspec.to_builtins(getattr(page, key)) for key in keys},
         "expected": [
-            {"params": params, **_sum_up(recording, rank, is_selected)}
+            {"params": params, **sum_up(recording, rank, is_selected)}
             for params, rank, is_selected in selections
         ],
     }
@@ -124,7 +124,12 @@ def _list_selections(
             )
 
 
-def _sum_up(recording: Recording, rank: int | None, is_selected: IsSelected) -> dict[str, Any]:
+def sum_up(
+    recording: Recording,
+    rank: int | None = None,
+    is_selected: IsSelected = lambda call: True,
+) -> dict[str, Any]:
+    """Sums of the selected collectives: of all, by rank, axis, kind and phase, cause and module."""
     chosen = tuple(
         IdenticalRanks(
             rank_set.ranks,
@@ -199,6 +204,7 @@ def _measure(node: ModuleNode) -> dict[str, Any] | None:
         "phase_bytes": _by_phase(node.total[busiest], "wire_bytes"),
         "own_counts": _by_phase(node.own[busiest], "count"),
         "own_bytes": _by_phase(node.own[busiest], "wire_bytes"),
+        "what": describe_kinds(node),
         "is_uneven": any(_figures(total) != _figures(busy[0]) for total in busy),
     }
 

@@ -100,7 +100,8 @@ def test_calls_belong_to_rows_of_their_module() -> None:
     ]
     assert [phases[at] for at in traffic.phase] == ["forward", "forward", "backward", "backward"]
     assert traffic.wire_bytes == (200, 20, 2, 2000)
-    assert column(page.modules, "what")["layers.0"] == "1× all_gather[tp]"
+    kinds = [page.communication.kinds[at] for at in traffic.kind]
+    assert kinds == ["all_gather", "all_reduce", "all_reduce", "all_reduce"]
 
 
 def test_what_belongs_to_no_module_comes_last() -> None:

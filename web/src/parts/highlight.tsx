@@ -1,12 +1,5 @@
 /** Text with matches of the search highlighted. */
-import { words } from "../store/search";
-
-/** Splits a text at matches: every second part is a match. */
-export function splitMatches(text: string, searchWords: readonly string[]): string[] {
-  if (!searchWords.length) return [text];
-  const escaped = searchWords.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-  return text.split(new RegExp(`(${escaped.join("|")})`, "i"));
-}
+import { splitMatches, words } from "../store/search";
 
 export function Highlight({ text }: { text: string }) {
   const parts = splitMatches(text, words.value);

@@ -1,4 +1,4 @@
-/** The search box; `/` focuses it, Escape clears it. */
+/** The search box; `/` focuses it, Escape clears it, Enter selects what it offers to. */
 import type { Ref } from "preact";
 
 interface Props {
@@ -6,11 +6,16 @@ interface Props {
   readonly onInput: (text: string) => void;
   readonly label: string;
   readonly hint?: string; // the key that focuses it
+  readonly error?: string; // why the text is not a search
+  readonly offer?: string; // what Enter does
+  readonly onEnter?: () => void;
   readonly inputRef?: Ref<HTMLInputElement>;
 }
 
-export function SearchBox({ value, onInput, label, hint, inputRef }: Props) {
-  const clear = (event: KeyboardEvent): void => {
+export function SearchBox(props: Props) {
+  const { value, onInput, label, hint, error, offer, onEnter, inputRef } = props;
+  const handleKey = (event: KeyboardEvent): void => {
+    if (event.key === "Enter" && offer) onEnter?.();
     if (event.key !== "Escape") return;
     event.stopPropagation();
     if (value) onInput("");
@@ -30,9 +35,15 @@ export function SearchBox({ value, onInput, label, hint, inputRef }: Props) {
         spellcheck={false}
         autocomplete="off"
         onInput={(event) => onInput(event.currentTarget.value)}
-        onKeyDown={clear}
+        aria-invalid={error ? "true" : undefined}
+        onKeyDown={handleKey}
       />
       {hint && !value && <kbd>{hint}</kbd>}
+      {(error || offer) && (
+        <p class={error ? "search-note search-error" : "search-note"} role="status">
+          {error || offer}
+        </p>
+      )}
     </div>
   );
 }

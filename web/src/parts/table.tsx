@@ -16,6 +16,8 @@ import {
   type Sort,
   type Sortable,
 } from "./table_rows";
+import { meaningOf } from "./term";
+import { tip } from "./tooltip";
 import { formatNumber, pluralize } from "./units";
 import { useVirtualRows } from "./virtual_rows";
 
@@ -37,24 +39,24 @@ export interface TableProps {
   readonly isShown?: (row: number) => boolean; // filters of the view; memoise it
   readonly modules?: (row: number) => number | readonly number[]; // that the row belongs to
   readonly isSelected?: (module: number) => boolean; // isFoldedRowInSelection for folded rows
-  readonly source?: (row: number) => number; // the row's line, if a selected line filters it
-  readonly ranks?: (row: number) => string; // its ranks, if a selected rank filters it
+  readonly sources?: (row: number) => number | readonly number[]; // lines that the row is about
+  readonly ranks?: (row: number) => string; // ranks that the row is about
   readonly detail?: (row: number) => ComponentChildren; // details of the active row
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
 }
 
-/** Whether a row belongs to the selected module or its descendants. */
-function isAboutSelection(
-  modules: number | readonly number[],
-  isSelected: (module: number) => boolean,
+/** Whether a position is selected, or one of several. */
+function isAnySelected(
+  positions: number | readonly number[],
+  isSelected: (position: number) => boolean,
 ): boolean {
-  return typeof modules === "number" ? isSelected(modules) : modules.some(isSelected);
+  return typeof positions === "number" ? isSelected(positions) : positions.some(isSelected);
 }
 
 function useRows(props: TableProps, sort: Sort | null): number[] {
-  const { numRows, columns, isShown, modules, isSelected = isInSelection, source, ranks } = props;
+  const { numRows, columns, isShown, modules, isSelected = isInSelection, sources, ranks } = props;
   const searchWords = words.value;
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
@@ -63,8 +65,8 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
   return useMemo(() => {
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
-      (module === false || !modules || isAboutSelection(modules(row), isSelected)) &&
-      (!source || isSourceSelected(source(row))) &&
+      (module === false || !modules || isAnySelected(modules(row), isSelected)) &&
+      (!line || !sources || isAnySelected(sources(row), isSourceSelected)) &&
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
@@ -76,7 +78,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
     module,
     modules,
     isSelected,
-    source,
+    sources,
     line,
     ranks,
     rank,
@@ -240,7 +242,7 @@ function Head({ columns, sort, onSort }: HeadProps) {
             role="columnheader"
             aria-sort={order || "none"}
           >
-            <button type="button" title={column.hint} onClick={() => onSort(column)}>
+            <button type="button" {...explain(column)} onClick={() => onSort(column)}>
               {column.title}
               <span class="sort-mark" aria-hidden="true">
                 {order ? (order === "descending" ? "↓" : "↑") : ""}
@@ -251,6 +253,13 @@ function Head({ columns, sort, onSort }: HeadProps) {
       })}
     </div>
   );
+}
+
+/** The hint of a column and the glossary's meaning of its title, on hover and on focus. */
+function explain({ title, hint }: Column): object {
+  const meaning = meaningOf(title);
+  const words = [hint, meaning].filter(Boolean).join("; ");
+  return words ? { ...tip(words), "aria-description": words } : {};
 }
 
 interface CellProps {

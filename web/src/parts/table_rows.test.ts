@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { splitMatches } from "./highlight";
+import { splitMatches } from "../store/search";
 import { makeByteTicks, makeScale, makeTicks } from "./scale";
 import { filterAndSortRows, nextSort } from "./table_rows";
 import { findVisibleRows, scrollTopToShow } from "./virtual_rows";

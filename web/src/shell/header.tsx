@@ -2,7 +2,8 @@
 import { SearchBox } from "../parts/search_box";
 import { formatNumber } from "../parts/units";
 import { page } from "../store/page";
-import { search, setSearch } from "../store/search";
+import { changeRoute, navigate, route } from "../store/route";
+import { search, searchError, searchedPattern, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
 import { openKeyHelp, searchInput } from "./keys";
 
@@ -28,6 +29,9 @@ export function Header() {
           onInput={setSearch}
           label="Search this page"
           hint="/"
+          error={searchError.value}
+          offer={searchedPattern.value && `Enter selects the modules that match, in every view.`}
+          onEnter={selectPattern}
           inputRef={searchInput}
         />
         <ThemeButton />
@@ -43,6 +47,11 @@ export function Header() {
       </div>
     </header>
   );
+}
+
+/** Selects the modules that the search matches, in place of the search. */
+function selectPattern(): void {
+  navigate(changeRoute(route.value, route.value.view, { m: searchedPattern.value, q: null }));
 }
 
 function Logo() {

@@ -19,13 +19,17 @@ export function openKeyHelp(): void {
 }
 
 const KEYS: readonly [string, string][] = [
-  ["/", "search"],
+  ["/", "search: words, a module pattern (layers.*.attn) or a regular expression (/attn|mlp/)"],
   [`1 – ${VIEWS.length}`, "go to a view"],
-  ["← →", "move between tabs, or collapse and expand a module"],
-  ["↑ ↓", "move between rows"],
-  ["+ − 0", "in a timeline: zoom in, zoom out, reset"],
-  ["Enter", "select the row's module in every view"],
+  ["← →", "move between tabs, the cells of a row, or collapse and expand a module"],
+  ["↑ ↓", "move between rows; also Page Up, Page Down, Home, End"],
+  ["+ − 0", "in a timeline: zoom in, zoom out, reset; w s a d zoom and pan"],
+  ["[ ]", "in a timeline: begin and end a selected range"],
+  ["Backspace", "in the picture of the modules: zoom out"],
+  ["Enter", "select what the row or cell names, in every view"],
+  ["Space", "in the tree: fold or unfold identical layers"],
   ["Esc", "clear the selection; in the search box, clear the text"],
+  ["Alt + ←", "undo the last selection, sort order or choice (the browser's back)"],
   ["t", "light or dark"],
   ["?", "this list"],
 ];

@@ -2,7 +2,13 @@
 import { computed } from "@preact/signals";
 import type { Modules, Traffic } from "../page";
 import { page } from "./page";
-import { compareTraffic, makeTrafficFilter, type TrafficSum, trafficRows } from "./traffic";
+import {
+  compareTraffic,
+  groupRows,
+  makeTrafficFilter,
+  type TrafficSum,
+  trafficRows,
+} from "./traffic";
 
 /** Figures of one module, all of the same rank; those by phase are in the order of the page's phases. */
 export interface ModuleTraffic extends TrafficSum {
@@ -90,4 +96,35 @@ function addRow(figures: Figures, traffic: Traffic, row: number, isOwn: boolean)
 
 function isSame(a: TrafficSum, b: TrafficSum): boolean {
   return a.count === b.count && a.input_bytes === b.input_bytes && a.wire_bytes === b.wire_bytes;
+}
+
+/** For each module, its own selected collectives without its children's: `2× all_gather[tp]`. */
+export const ownCollectives = computed<readonly string[]>(() => {
+  const { kinds, axes } = page.value.communication ?? { kinds: [], axes: [] };
+  const labels = groupRows(
+    trafficRows.value,
+    ["rank_set", "owner", "kind", "axis"],
+    makeTrafficFilter(["module"]),
+  ).map(({ values: [rankSet, owner, kind, axis], count }) => ({
+    rankSet: rankSet!,
+    owner: owner!,
+    kind: kinds[kind!]!,
+    axis: axes[axis!]!,
+    count,
+  }));
+  labels.sort(
+    (a, b) => a.rankSet - b.rankSet || compareNames(a.kind, b.kind) || compareNames(a.axis, b.axis),
+  );
+  const counts = page.value.modules.path.map(() => new Map<string, number>());
+  for (const { owner, kind, axis, count } of labels) {
+    const label = `${kind}[${axis}]`;
+    counts[owner]?.set(label, Math.max(counts[owner].get(label) ?? 0, count));
+  }
+  return counts.map((byLabel) =>
+    [...byLabel].map(([label, count]) => `${count}× ${label}`).join(", "),
+  );
+});
+
+function compareNames(a: string, b: string): number {
+  return a === b ? 0 : a < b ? -1 : 1;
 }

@@ -9,3 +9,7 @@ export function includesRank(ranks: string, rank: number): boolean {
   }
   return false;
 }
+
+export function firstRank(ranks: string): string {
+  return /\d+/.exec(ranks)?.[0] ?? "";
+}

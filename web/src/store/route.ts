@@ -6,9 +6,9 @@ export interface Route {
   readonly params: Readonly<Record<string, string>>;
 }
 
-/** Parameters that stay when the view changes (selection, search, theme); others belong to one view. */
+/** Parameters that stay when the view changes; others belong to one view. */
 const SELECTION_PARAMS = ["m", "axis", "kind", "phase", "cause", "line", "dtype", "rank", "range"];
-const GLOBAL_PARAMS = [...SELECTION_PARAMS, "q", "theme"];
+const GLOBAL_PARAMS = [...SELECTION_PARAMS, "q", "theme", "tree"];
 
 export const route = signal<Route>({ view: "overview", params: {} });
 

@@ -74,8 +74,10 @@ function parseRange(text: string | undefined): CallRange | null {
   return { along: match[3] ? "time" : "order", low: Number(match[1]), high: Number(match[2]) };
 }
 
+/** The text of a range in the address: its collectives are those inside of it. */
 export function formatRange({ along, low, high }: CallRange): string {
-  return `${Math.floor(low)}-${Math.ceil(high)}${along === "time" ? "ns" : ""}`;
+  const first = Math.max(Math.ceil(low), 0);
+  return `${first}-${Math.max(Math.floor(high), first)}${along === "time" ? "ns" : ""}`;
 }
 
 /** Facets that select something. */

@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from "vitest";
 import { listCauses } from "../views/communication/cause_rows";
-import { moduleTraffic } from "./module_traffic";
+import { moduleTraffic, ownCollectives } from "./module_traffic";
 import { modulePattern } from "./modules";
 import { page } from "./page";
 import { navigate } from "./route";
@@ -49,7 +49,9 @@ test.each(EXPECTATIONS.filter(({ expected }) => !("m" in expected.params)))(
   ({ recording, expected }) => {
     open(recording, expected.params);
     const actual = moduleTraffic.value.flatMap((traffic, i) =>
-      traffic.count ? [[page.value.modules.path[i], toCase(traffic)]] : [],
+      traffic.count
+        ? [[page.value.modules.path[i], { ...toCase(traffic), what: ownCollectives.value[i] }]]
+        : [],
     );
     expect(Object.fromEntries(actual)).toEqual(expected.modules);
   },

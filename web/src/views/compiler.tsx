@@ -1,6 +1,7 @@
 /** Compiled functions: their graphs and graph breaks, and diagnoses of wrong results. */
 import "./compiler.css";
 import { page } from "../store/page";
+import { isRankSelected } from "../store/selection";
 import { Diagnosis } from "./compiler/diagnosis";
 import { Explanation } from "./compiler/explanation";
 import type { View } from "./view";
@@ -12,9 +13,9 @@ function Compiler() {
       {diagnoses.map((item, i) => (
         <Diagnosis key={`d${i}`} item={item} />
       ))}
-      {explanations.map((item, i) => (
-        <Explanation key={`e${i}`} item={item} />
-      ))}
+      {explanations.map(
+        (item, i) => isRankSelected(item.ranks) && <Explanation key={`e${i}`} item={item} />,
+      )}
     </>
   );
 }

@@ -109,6 +109,7 @@ function Ops({ level }: { level: LevelCoverage }) {
     [ops, requestedVerdict],
   );
   const modulesOf = useCallback((row: number) => ops[row]!.modules, [ops]);
+  const sourcesOf = useCallback((row: number) => ops[row]!.sources, [ops]);
   return (
     <Panel title="Ops" note="The worst first. Click a row for what was tried and what to do.">
       <Table
@@ -117,6 +118,7 @@ function Ops({ level }: { level: LevelCoverage }) {
         columns={columns}
         isShown={isShown}
         modules={modulesOf}
+        sources={sourcesOf}
         isSelected={isFoldedRowInSelection}
         detail={(row) => <OpDetail op={ops[row]!} />}
         empty="The model has no ops at this level."

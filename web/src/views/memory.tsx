@@ -9,18 +9,25 @@ import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
 import { formatBytes, formatShare } from "../parts/units";
-import { isInSelection, moduleName, selected } from "../store/modules";
+import { hasModuleSelection, isInSelection, moduleName, selectedName } from "../store/modules";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
+import { firstRank } from "../store/ranks";
+import { isRankSelected, select, selection } from "../store/selection";
 import { AreaChart } from "./memory/area_chart";
 import { InUse } from "./memory/in_use";
 import { readInstants } from "./memory/instants";
-import { sumKinds } from "./memory/stacked_series";
+import { type KindSum, sumKinds } from "./memory/stacked_series";
 import type { View } from "./view";
+
+const MAX_CHOICES = 8; // ranks to choose from, beside the selected one
 
 function Memory() {
   const curves = page.value.memory;
-  const curveIndex = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
+  // Without a selected rank, the ranks that need most memory.
+  const curveIndex = Math.max(
+    curves.findIndex(({ ranks }) => isRankSelected(ranks)),
+    0,
+  );
   const curve = curves[curveIndex]!;
   const instants = readInstants(curve);
   return (
@@ -33,10 +40,10 @@ function Memory() {
             <Choices
               label="ranks"
               choices={curves
-                .slice(0, 8)
-                .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))}
+                .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))
+                .filter((_, i) => i < MAX_CHOICES || i === curveIndex)}
               value={String(curveIndex)}
-              onChange={(id) => setParam("ranks", id === "0" ? null : id)}
+              onChange={(id) => select("rank", firstRank(curves[Number(id)]!.ranks))}
             />
           )
         }
@@ -57,12 +64,14 @@ function Memory() {
 }
 
 function describe(curve: MemoryCurve): string {
+  const { rank } = selection.value;
+  const instead = isRankSelected(curve.ranks) ? "" : `Rank ${rank} has no memory profile. `;
   const where = curve.peak_module < 0 ? "" : `, while ${moduleName(curve.peak_module)} ran`;
   const peak = `Peak: ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}`;
   const keys = curve.allocations
     ? "Click an instant to see what is in use, drag or Shift-click to see what changed between two."
     : "";
-  return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
+  return `${instead}${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
 }
 
 function Figures({ curve }: { curve: MemoryCurve }) {
@@ -91,9 +100,12 @@ function Figures({ curve }: { curve: MemoryCurve }) {
 }
 
 function PeakByCategory({ curve }: { curve: MemoryCurve }) {
-  const sums = sumKinds(curve);
+  const sums = hasModuleSelection.value ? sumSelectedKinds(curve) : sumKinds(curve);
   return (
-    <Panel title="At the peak, by category">
+    <Panel
+      title="At the peak, by category"
+      note={hasModuleSelection.value && `Of ${selectedName.value}.`}
+    >
       <ul class="memory-kinds">
         {sums.map(({ kind, numBytes }) => (
           <li key={kind}>
@@ -113,15 +125,25 @@ function PeakByCategory({ curve }: { curve: MemoryCurve }) {
   );
 }
 
+/** Bytes of the selected modules at the peak, by kind. */
+function sumSelectedKinds(curve: MemoryCurve): KindSum[] {
+  const sums = new Map<number, number>();
+  for (const { module, kind, num_bytes } of curve.at_peak) {
+    if (isInSelection(module)) sums.set(kind, (sums.get(kind) ?? 0) + num_bytes);
+  }
+  return [...sums]
+    .map(([kind, numBytes]) => ({ kind, numBytes }))
+    .sort((a, b) => b.numBytes - a.numBytes);
+}
+
 function PeakByModule({ curve }: { curve: MemoryCurve }) {
   const columns = useMemo(() => makeColumns(curve), [curve]);
   const rows = curve.at_peak;
   const moduleOf = useCallback((row: number) => rows[row]!.module, [rows]);
   const sum = rows.reduce((all, row) => (isInSelection(row.module) ? all + row.num_bytes : all), 0);
-  const note =
-    selected.value < 0
-      ? "Modules that own the memory."
-      : `${moduleName(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
+  const note = !hasModuleSelection.value
+    ? "Modules that own the memory."
+    : `${selectedName.value} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
   return (
     <Panel
       title="At the peak, by module"

@@ -11,6 +11,7 @@ import { formatNumber } from "../parts/units";
 import { isInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
+import { isRankSelected } from "../store/selection";
 import { Flags, makeColumns } from "./sharding/columns";
 import { LayoutDrawing } from "./sharding/layout_drawing";
 import { chooseRowToDraw, listUsefulFilters } from "./sharding/parameter_filters";
@@ -59,10 +60,11 @@ function Audit({ table }: { table: ShardingTable }) {
     [parameters, filter],
   );
   const moduleOf = useCallback((row: number) => parameters.module[row]!, [parameters]);
+  const ranksOf = useCallback((row: number) => parameters.ranks[row]!, [parameters]);
   const drawnRow = chooseRowToDraw(
     parameters.name.length,
     selectedRow,
-    (row) => isShown(row) && isInSelection(parameters.module[row]!),
+    (row) => isShown(row) && isInSelection(parameters.module[row]!) && isRankSelected(ranksOf(row)),
     (row) => (table.drawings[parameters.drawing[row]!]?.shards.length ?? 0) > 1,
   );
   return (
@@ -91,6 +93,7 @@ function Audit({ table }: { table: ShardingTable }) {
           columns={columns}
           isShown={isShown}
           modules={moduleOf}
+          ranks={ranksOf}
           onActive={selectRow}
           detail={(row) => <ParameterDetail parameters={parameters} row={row} />}
           empty="No parameter was recorded."

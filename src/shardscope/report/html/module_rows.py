@@ -14,7 +14,6 @@ from shardscope.report.html.page_modules import Modules, PeakParts
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
 from shardscope.report.model.traffic_totals import IdenticalRanks
-from shardscope.report.text.communication import describe_kinds
 from shardscope.report.text.memory_profile import most_bytes
 
 
@@ -189,7 +188,6 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         end=tuple(tree.find_ends()),
         first_identical=tuple(first_identical),
         repeat=tuple(repeat),
-        what=tuple(map(describe_kinds, nodes)),
         total_parameters=tuple(size.num_elements for size in sizes),
         total_parameter_bytes=tuple(size.global_bytes for size in sizes),
         total_local_bytes=tuple(size.local_bytes for size in sizes),

@@ -63,7 +63,6 @@ class Modules(Struct, frozen=True, kw_only=True):
     end: tuple[int, ...] = ()  # position after the last one below it
     first_identical: tuple[int, ...] = ()
     repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
-    what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
     total_parameters: tuple[int, ...] = ()  # elements of the global parameters; tied ones once
     total_parameter_bytes: tuple[int, ...] = ()
     total_local_bytes: tuple[int, ...] = ()  # of them, on one rank

@@ -176,7 +176,7 @@ function TotalButton({ communication, cell, measure, max }: TotalProps) {
   };
   const classes = [
     "figure",
-    share > HOT_SHARE && "figure-hot",
+    share > HOT_SHARE && !isOutside && "figure-hot",
     !max && "figure-sum",
     isOutside && "figure-outside",
   ];
@@ -184,7 +184,7 @@ function TotalButton({ communication, cell, measure, max }: TotalProps) {
     <button
       type="button"
       class={classes.filter(Boolean).join(" ")}
-      style={{ background: max ? heatColor(share) : undefined }}
+      style={{ background: max && !isOutside ? heatColor(share) : undefined }}
       aria-pressed={isSelected && !isAll}
       aria-label={`${nameCell(communication, cell)}: ${sign}${format(cell.value)}`}
       onClick={toggle}

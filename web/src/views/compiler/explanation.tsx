@@ -5,6 +5,7 @@ import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { formatDuration, pluralize } from "../../parts/units";
+import { isSourceSelected } from "../../store/selection";
 import { Graphs } from "./graphs";
 
 export function Explanation({ item }: { item: ExplanationItem }) {
@@ -24,9 +25,10 @@ export function Explanation({ item }: { item: ExplanationItem }) {
           note={`${pluralize(item.num_break_events, "graph break")}`}
         >
           <ol class="breaks">
-            {item.break_sites.map((site, i) => (
-              <Break key={i} site={site} number={i + 1} />
-            ))}
+            {item.break_sites.map(
+              (site, i) =>
+                isSourceSelected(site.source) && <Break key={i} site={site} number={i + 1} />,
+            )}
           </ol>
         </Panel>
       )}
@@ -35,6 +37,11 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.stages.length > 0 && <Stages rows={item.stages} />}
     </>
   );
+}
+
+/** Whether a row is on the selected line, if a line is selected. */
+function isOnLine({ source }: { readonly source: number }): boolean {
+  return isSourceSelected(source);
 }
 
 function Break({ site, number }: { site: BreakRow; number: number }) {
@@ -62,7 +69,7 @@ function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
   return (
     <Panel title={`Recompilations (${rows.length})`} note="and the guard that failed">
       <ul class="breaks">
-        {rows.map((row, i) => (
+        {rows.filter(isOnLine).map((row, i) => (
           <li key={i} class="break">
             <div class="break-head">
               <code>{row.function}</code>
@@ -82,7 +89,7 @@ function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
   return (
     <Panel title={`Not compiled (${rows.length})`} note="functions that ran eagerly">
       <ul class="breaks">
-        {rows.map((row, i) => (
+        {rows.filter(isOnLine).map((row, i) => (
           <li key={i} class="break">
             <div class="break-head">
               <code>{row.function}</code>

@@ -86,7 +86,7 @@ function Ops({ graph }: { graph: GraphItem }) {
         numRows={graph.op.length}
         columns={columns}
         modules={moduleOf}
-        source={sourceOf}
+        sources={sourceOf}
         empty="It has no ops."
         height="26rem"
       />

@@ -7,8 +7,14 @@ import { seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { Table } from "../../parts/table";
 import { formatBytes, formatBytesChange, formatShare } from "../../parts/units";
-import { isInSelection, moduleName, representatives, selected } from "../../store/modules";
+import {
+  hasModuleSelection,
+  isInSelection,
+  representatives,
+  selectedName,
+} from "../../store/modules";
 import { param, setParam } from "../../store/route";
+import { isSourceSelected, selection } from "../../store/selection";
 import { type Group, type Instants, sumGroups } from "./allocations";
 import { makeColumns } from "./group_columns";
 import { describeMoment, nameInstant, peakOrder, setInstants } from "./instants";
@@ -32,18 +38,18 @@ interface Props {
 export function InUse({ curve, table, instants }: Props) {
   const grouping = GROUPINGS.find(({ id }) => id === param("by"))?.id ?? "module";
   const category = curve.kinds.indexOf(param("category") ?? "");
-  const module = selected.value;
+  const [module, { line }] = [hasModuleSelection.value && selectedName.value, selection.value];
   const { at, from } = instants;
   const kinds = useMemo(
     () => sumGroups(table, { at, from }, (row) => table.kind[row]!, isOfSelection(table)),
-    [table, at, from, module],
+    [table, at, from, module, line],
   );
   const groups = useMemo(() => {
     const isSelected = isOfSelection(table);
     const isShown = (row: number): boolean =>
       isSelected(row) && (category < 0 || table.kind[row] === category);
     return sumGroups(table, { at, from }, makeKey(table, grouping), isShown);
-  }, [table, at, from, grouping, category, module]);
+  }, [table, at, from, grouping, category, module, line]);
   return (
     <Panel
       title={describeTitle(curve, instants)}
@@ -59,7 +65,7 @@ export function InUse({ curve, table, instants }: Props) {
 }
 
 function isOfSelection(table: Allocations): (row: number) => boolean {
-  return selected.value < 0 ? () => true : (row) => isInSelection(table.module[row]!);
+  return (row) => isInSelection(table.module[row]!) && isSourceSelected(table.line[row]!);
 }
 
 function makeKey(table: Allocations, grouping: Grouping): (row: number) => number {
@@ -89,7 +95,7 @@ function describeSum(
   const sum = (read: (group: Group) => number): number =>
     kinds.reduce((total, group) => total + read(group), 0);
   const inUse = sum((group) => group.numBytes);
-  const owner = selected.value < 0 ? "" : ` of ${moduleName(selected.value)}`;
+  const owner = hasModuleSelection.value ? ` of ${selectedName.value}` : "";
   const note = table.note ? ` ${table.note}.` : "";
   if (from === null) {
     return `${formatBytes(inUse)}${owner}, ${describeMoment(curve, at)}.${note}`;

@@ -14,7 +14,6 @@ function renderFigures(recorded: readonly string[]): string {
       label: ["net"],
       type: ["Net"],
       parent: [-1],
-      what: [""],
       marks: [""],
       num_findings: [0],
       total_parameters: [0],
@@ -27,6 +26,7 @@ function renderFigures(recorded: readonly string[]): string {
     sharding: null,
     compiler: null,
     proof: null,
+    terms: [],
   } as unknown as Page;
   const root = document.createElement("div");
   render(<ModuleCard module={0} />, root);

@@ -1,5 +1,6 @@
 /** The selected module: its path, type and figures, with links to other views. */
 import { formatNumber } from "../../parts/units";
+import { ownCollectives } from "../../store/module_traffic";
 import { moduleHref, moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { VIEWS } from "..";
@@ -37,7 +38,9 @@ export function ModuleCard({ module }: { module: number }) {
         </div>
         <div class="card-what">
           <dt>own collectives</dt>
-          <dd>{isRecorded(modules, "wire") ? modules.what[module] || "none" : <NotRecorded />}</dd>
+          <dd>
+            {isRecorded(modules, "wire") ? ownCollectives.value[module] || "none" : <NotRecorded />}
+          </dd>
         </div>
       </dl>
       <nav class="card-links" aria-label="the module in other views">

@@ -1,7 +1,15 @@
 import { expect, test } from "vitest";
 import type { Modules } from "../../page";
 import { findRepresentatives } from "../../store/modules";
-import { findRows, listRows, makeInitialState, reveal } from "./tree_rows";
+import {
+  findRows,
+  formatState,
+  listRows,
+  makeInitialState,
+  parseState,
+  reveal,
+  toggle,
+} from "./tree_rows";
 
 // root ─ head, layers ─ 0 ─ a, b │ 1 ─ a, b │ 2 ─ a, b
 const paths = [
@@ -44,4 +52,18 @@ test("a search shows matches with their ancestors, and identical modules once", 
 
 test("descendants of a folded layer are represented by those of the first layer", () => {
   expect([...findRepresentatives(modules)]).toEqual([0, 1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5]);
+});
+
+test("what is open and folded is a short text in the address", () => {
+  expect(formatState(modules, folded)).toBe("");
+  const changed = { closed: toggle(folded.closed, 2), unfolded: new Set([3]) };
+  expect(formatState(modules, changed)).toBe(".2.x3");
+  expect(parseState(modules, ".2.x3")).toEqual(changed);
+  const closed = { closed: new Set([2, 3, 6, 9]), unfolded: new Set<number>() };
+  expect(formatState(modules, closed)).toBe("closed");
+  expect(parseState(modules, "closed.2")).toEqual({
+    closed: new Set([3, 6, 9]),
+    unfolded: new Set(),
+  });
+  expect(parseState(modules, "no.such.text")).toEqual(folded);
 });

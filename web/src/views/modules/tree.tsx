@@ -1,10 +1,11 @@
 /** The module tree as a table, repeated layers folded. */
+import { computed } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
-import { moduleTraffic } from "../../store/module_traffic";
+import { moduleTraffic, ownCollectives } from "../../store/module_traffic";
 import { moduleName, representatives, selected } from "../../store/modules";
 import { page } from "../../store/page";
 import { words } from "../../store/search";
@@ -24,6 +25,18 @@ import {
 } from "./tree_state";
 
 const PAGE_ROWS = 12;
+
+/** The own collectives of what each row represents. */
+const ownText = computed(() => {
+  const texts = new Map<number, string>();
+  ownCollectives.value.forEach((text, i) => {
+    const row = shown.value[i]!;
+    const each = text && numRepresented.value[row]! > 1 ? `each ${text}` : text;
+    const known = texts.get(row) ?? each;
+    texts.set(row, known === each ? each : "not the same in each layer");
+  });
+  return texts;
+});
 
 export function Tree({ show }: { show: Show }) {
   const { modules } = page.value;
@@ -204,9 +217,8 @@ function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }
         </div>
       ))}
       <div class="cell" role="gridcell">
-        <span class="clip dim" title={modules.what[position]}>
-          {numRepresented.value[position]! > 1 && modules.what[position] && "each "}
-          {modules.what[position]}
+        <span class="clip dim" title={ownText.value.get(position)}>
+          {ownText.value.get(position)}
         </span>
       </div>
     </div>

@@ -73,8 +73,12 @@ export function reveal(modules: Modules, position: number, treeState: TreeState)
 }
 
 export function toggle(set: ReadonlySet<number>, position: number): Set<number> {
+  return toggleAll(set, [position]);
+}
+
+function toggleAll(set: ReadonlySet<number>, positions: Iterable<number>): Set<number> {
   const next = new Set(set);
-  if (!next.delete(position)) next.add(position);
+  for (const position of positions) if (!next.delete(position)) next.add(position);
   return next;
 }
 
@@ -88,4 +92,38 @@ export function measureDepths(modules: Modules): number[] {
     depths[i] = parent < 0 ? 0 : depths[parent]! + 1;
   });
   return depths;
+}
+
+/** All modules with children but the roots. */
+export function listClosable(modules: Modules): ReadonlySet<number> {
+  const closable = modules.parent.flatMap((parent, i) =>
+    parent >= 0 && hasChildren(modules, i) ? [i] : [],
+  );
+  return new Set(closable);
+}
+
+/** States that others are described by their differences to: as it begins, all open, all closed. */
+const BASES: Readonly<Record<string, (modules: Modules) => TreeState>> = {
+  "": makeInitialState,
+  open: () => ({ closed: new Set(), unfolded: new Set() }),
+  closed: (modules) => ({ closed: listClosable(modules), unfolded: new Set() }),
+};
+
+/** `open.12.x40`: all open, but 12 is closed, and the layers that 40 represents are unfolded. */
+export function formatState(modules: Modules, state: TreeState): string {
+  const texts = Object.entries(BASES).map(([name, make]) => {
+    const base = make(modules);
+    const toggled = [...toggleAll(base.closed, state.closed)].sort((a, b) => a - b);
+    const unfolded = [...state.unfolded].sort((a, b) => a - b).map((position) => `x${position}`);
+    return [name, ...toggled, ...unfolded].join(".");
+  });
+  return texts.reduce((shortest, text) => (text.length < shortest.length ? text : shortest));
+}
+
+export function parseState(modules: Modules, text: string): TreeState {
+  const [name = "", ...changes] = text.split(".");
+  const { closed } = (BASES[name] ?? makeInitialState)(modules);
+  const toggled = changes.filter((change) => /^\d+$/.test(change)).map(Number);
+  const unfolded = changes.flatMap((change) => (/^x\d+$/.test(change) ? [+change.slice(1)] : []));
+  return { closed: toggleAll(closed, toggled), unfolded: new Set(unfolded) };
 }

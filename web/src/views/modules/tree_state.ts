@@ -1,13 +1,30 @@
-/** State shared by the tree and the icicle chart: what is open and folded. It outlives the view. */
-import { computed, signal } from "@preact/signals";
+/** State shared by the tree and the icicle chart: what is open and folded, kept in the address. */
+import { computed } from "@preact/signals";
 import { findRepresentatives, select, selectedRoots, selectPattern } from "../../store/modules";
 import { page } from "../../store/page";
+import { route, setParam } from "../../store/route";
 import { countRepresented, patternOf } from "./folded_sums";
-import { makeInitialState, measureDepths, reveal, type TreeState, toggle } from "./tree_rows";
+import {
+  formatState,
+  listClosable,
+  measureDepths,
+  parseState,
+  reveal,
+  type TreeState,
+  toggle,
+} from "./tree_rows";
 
-const changedState = signal<TreeState | null>(null);
+const PARAM = "tree";
 
-export const treeState = computed(() => changedState.value ?? makeInitialState(page.value.modules));
+export const treeState = computed(() => parseState(page.value.modules, treeText.value));
+const treeText = computed(() => route.value.params[PARAM] ?? "");
+
+/** The back button does not go through what was opened and folded. */
+function change(state: TreeState): void {
+  const text = formatState(page.value.modules, state);
+  setParam(PARAM, text || null, { isReplacing: true });
+}
+
 export const depths = computed(() => measureDepths(page.value.modules));
 
 /** Label of the last identical sibling, by position of the first: `31` for `0`. */
@@ -51,24 +68,22 @@ export function selectShown(position: number): void {
 }
 
 export function toggleOpen(position: number): void {
-  changedState.value = { ...treeState.value, closed: toggle(treeState.value.closed, position) };
+  change({ ...treeState.value, closed: toggle(treeState.value.closed, position) });
 }
 
 export function toggleFold(position: number): void {
-  changedState.value = { ...treeState.value, unfolded: toggle(treeState.value.unfolded, position) };
+  change({ ...treeState.value, unfolded: toggle(treeState.value.unfolded, position) });
 }
 
 export function show(position: number): void {
-  changedState.value = reveal(page.value.modules, position, treeState.value);
+  change(reveal(page.value.modules, position, treeState.value));
 }
 
 export function openAll(): void {
-  changedState.value = { ...treeState.value, closed: new Set() };
+  change({ ...treeState.value, closed: new Set() });
 }
 
 /** Closes all modules but the roots, and folds all layers. */
 export function closeAll(): void {
-  const { parent } = page.value.modules;
-  const closed = parent.flatMap((parentPosition, i) => (parentPosition < 0 ? [] : [i]));
-  changedState.value = { closed: new Set(closed), unfolded: new Set() };
+  change({ closed: listClosable(page.value.modules), unfolded: new Set() });
 }
