@@ -88,7 +88,6 @@ def test_training_is_the_same_to_the_bit_with_and_without(
 ) -> None:
     results = []
     for is_observed in (False, True):
-        torch._dynamo.reset()
         model = make_net()
         if is_compiled:
             model.compile(backend="eager")
