@@ -20,7 +20,7 @@ _MAX_PORT = 65_535
     "serve",
     cls=Verb,
     examples=["shardscope serve run.parquet", "shardscope serve run.json.gz --no-open --port 8000"],
-    instead_of_json="It serves a page until Ctrl-C; shardscope show --json prints the recording.",
+    instead_of_json="It serves a page; shardscope show --json prints the recording.",
 )
 @click.argument("file", metavar="FILE")
 @click.option(

@@ -12,6 +12,7 @@ from shardscope.record.codec import open_parquet
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Calls, Page
 from shardscope.report.model.clocks import has_clock
+from shardscope.report.serve import served_page
 from shardscope.report.serve.call_windows import CallRequest, CallWindows
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "recordings"
@@ -94,3 +95,21 @@ def test_rows_are_filtered_sorted_and_cut_into_windows(tmp_path: Path) -> None:
     assert max(layers) == 11
     nothing = windows.answer(CallRequest(offset=0, limit=9, filters=({},)))
     assert (nothing.num_rows, nothing.calls.rank) == (0, ())
+
+
+def test_json_and_parquet_give_the_same_served_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_page, "MAX_CALLS", 5)
+    recording = samples.make_llama(num_layers=1, dp=1, ranks=(0, 1))
+    assert len(recording.collectives) > 5
+    windows = []
+    for name in ("run.json", "run.parquet"):
+        path = save(recording, tmp_path / name)
+        page = served_page.make_served_page(path, lambda: recording)
+        assert page.calls is not None
+        windows.append(page.calls.answer(ALL))
+    assert windows[0] == windows[1]
+    monkeypatch.setattr(served_page, "MAX_CALLS", 30_000)
+    small = served_page.make_served_page(tmp_path / "run.parquet", lambda: recording)
+    assert small.calls is None  # all of its collectives are in the page

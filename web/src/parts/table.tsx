@@ -1,6 +1,8 @@
 /** A table of any length that sorts, filters by search and selection, and handles keys. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { nameFile, saveText } from "../exports/download";
+import { registerTable, tableToCsv } from "../exports/tables";
 import { hasModuleSelection, isInSelection, select, selectedName } from "../store/modules";
 import { param, setParam } from "../store/route";
 import { words } from "../store/search";
@@ -17,6 +19,7 @@ import {
   parseSort,
   type Sort,
   type Sortable,
+  type Value,
 } from "./table_rows";
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
@@ -31,6 +34,7 @@ export interface Column extends Sortable {
   readonly align?: "end";
   readonly isWhole?: boolean; // its texts, such as ops and lines, are never cut off
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
+  readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
 
 export interface TableProps {
@@ -166,6 +170,9 @@ export function Table(props: TableProps) {
   };
   const cellId = (column: number): string => `${id}-${active}-${column}`;
   useEffect(() => {
+    if (ref.current) registerTable(ref.current, () => ({ label, columns, rows }));
+  });
+  useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
   useEffect(() => props.served?.show(first, end), [first, end, columns]);
@@ -262,7 +269,14 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot numShown={rows.length} numRows={numRows} hasModules={modules !== undefined} />
+      <Foot
+        numShown={rows.length}
+        numRows={numRows}
+        hasModules={modules !== undefined}
+        onSave={() =>
+          saveText(nameFile(label, ".csv"), tableToCsv({ label, columns, rows }), "text/csv")
+        }
+      />
       {detail && activeIndex >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => activate(-1)}>
@@ -344,25 +358,36 @@ interface FootProps {
   readonly numShown: number;
   readonly numRows: number;
   readonly hasModules: boolean;
+  readonly onSave: () => void;
 }
 
 /** Number of rows shown, and the module that they are filtered by. */
-function Foot({ numShown, numRows, hasModules }: FootProps) {
+function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
   const isFiltered = hasModules && hasModuleSelection.value;
   return (
-    <div class="table-foot" role="status">
-      {numShown === numRows
-        ? pluralize(numRows, "row")
-        : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
-      {isFiltered && (
-        <>
-          {" in "}
-          <b>{selectedName.value}</b>
-          <button type="button" class="text-button" onClick={() => clear("module")}>
-            show all modules
-          </button>
-        </>
-      )}
+    <div class="table-bottom">
+      <div class="table-foot" role="status">
+        {numShown === numRows
+          ? pluralize(numRows, "row")
+          : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
+        {isFiltered && (
+          <>
+            {" in "}
+            <b>{selectedName.value}</b>
+            <button type="button" class="text-button" onClick={() => clear("module")}>
+              show all modules
+            </button>
+          </>
+        )}
+      </div>
+      <button
+        type="button"
+        class="text-button table-save"
+        title="Save these rows as a CSV file"
+        onClick={onSave}
+      >
+        CSV
+      </button>
     </div>
   );
 }
