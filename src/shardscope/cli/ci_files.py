@@ -103,7 +103,7 @@ def _find_requirement() -> str:
     if commit is None:
         raise TargetError(
             "there is no telling which shardscope CI is to install: it is not on the package "
-            "index, and was installed here from files. Name a wheel in your repository, or a repository: "
-            "--install wheels/shardscope.whl."
+            "index, and was installed here from files. Name a wheel in your repository, or a "
+            "repository: --install wheels/shardscope.whl."
         )
     return f"shardscope @ git+{origin['url']}@{commit}"
