@@ -2,10 +2,19 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { theme } from "../store/theme";
 
+type Draw = (context: CanvasRenderingContext2D) => void;
+
 interface Props {
   readonly width: number; // in CSS pixels
   readonly height: number;
-  readonly draw: (context: CanvasRenderingContext2D) => void; // memoise it: a new function redraws
+  readonly draw: Draw; // memoise it: a new function redraws
+}
+
+const drawings = new WeakMap<Element, Draw>();
+
+/** What draws a canvas, for exports that draw it again. */
+export function findDrawing(canvas: Element): Draw | undefined {
+  return drawings.get(canvas);
 }
 
 export function Canvas({ width, height, draw }: Props) {
@@ -20,6 +29,7 @@ export function Canvas({ width, height, draw }: Props) {
     canvas.current.height = Math.round(height * ratio);
     context.scale(ratio, ratio);
     draw(context);
+    drawings.set(canvas.current, draw);
   }, [width, height, draw, currentTheme]);
   return (
     <canvas ref={canvas} class="canvas" style={{ width: `${width}px`, height: `${height}px` }} />

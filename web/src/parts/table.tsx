@@ -1,6 +1,8 @@
 /** A table of any length that sorts, filters by search and selection, and handles keys. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { nameFile, saveText } from "../exports/download";
+import { registerTable, tableToCsv } from "../exports/tables";
 import { hasModuleSelection, isInSelection, select, selectedName } from "../store/modules";
 import { param, setParam } from "../store/route";
 import { words } from "../store/search";
@@ -17,11 +19,12 @@ import {
   parseSort,
   type Sort,
   type Sortable,
+  type Value,
 } from "./table_rows";
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
 import { formatNumber, pluralize } from "./units";
-import { useVirtualRows } from "./virtual_rows";
+import { findMaxRows, useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
   readonly title: string;
@@ -31,6 +34,7 @@ export interface Column extends Sortable {
   readonly align?: "end";
   readonly isNeverCut?: boolean; // its texts, such as ops and lines, are never cut off
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
+  readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
 
 export interface TableProps {
@@ -48,6 +52,13 @@ export interface TableProps {
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
+  readonly served?: ServedTable; // if a server filters and sorts the rows
+}
+
+/** Rows that a server has filtered and sorted; the table asks for those in sight. */
+export interface ServedTable {
+  readonly numRows: number;
+  readonly show: (first: number, end: number) => void;
 }
 
 /** Whether a position is selected, or one of several. */
@@ -61,11 +72,13 @@ function isAnySelected(
 function useRows(props: TableProps, sort: Sort | null): number[] {
   const { numRows, columns, isShown, modules, isSelected = isInSelection, sources, ranks } = props;
   const searchWords = words.value;
+  const numServed = props.served && Math.min(props.served.numRows, findMaxRows());
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
     selection.value,
   ];
   return useMemo(() => {
+    if (numServed !== undefined) return Array.from({ length: numServed }, (_, row) => row);
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
       (module === false || !modules || isAnySelected(modules(row), isSelected)) &&
@@ -73,6 +86,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
+    numServed,
     numRows,
     columns,
     sort,
@@ -156,8 +170,15 @@ export function Table(props: TableProps) {
   };
   const cellId = (column: number): string => `${id}-${active}-${column}`;
   useEffect(() => {
+    if (ref.current) registerTable(ref.current, () => ({ label, columns, rows }));
+  });
+  useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
+  useEffect(() => props.served?.show(first, end), [first, end, columns]);
+  useEffect(() => {
+    if (props.served) setActive(-1); // a row's number is its place in the server's order
+  }, [columns]);
   useEffect(() => {
     if (props.active === undefined || props.active === active) return;
     setActive(props.active);
@@ -248,7 +269,14 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot numShown={rows.length} numRows={numRows} hasModules={modules !== undefined} />
+      <Foot
+        numShown={rows.length}
+        numRows={numRows}
+        hasModules={modules !== undefined}
+        onSave={() =>
+          saveText(nameFile(label, ".csv"), tableToCsv({ label, columns, rows }), "text/csv")
+        }
+      />
       {detail && activeIndex >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => activate(-1)}>
@@ -330,25 +358,36 @@ interface FootProps {
   readonly numShown: number;
   readonly numRows: number;
   readonly hasModules: boolean;
+  readonly onSave: () => void;
 }
 
 /** Number of rows shown, and the module that they are filtered by. */
-function Foot({ numShown, numRows, hasModules }: FootProps) {
+function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
   const isFiltered = hasModules && hasModuleSelection.value;
   return (
-    <div class="table-foot" role="status">
-      {numShown === numRows
-        ? pluralize(numRows, "row")
-        : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
-      {isFiltered && (
-        <>
-          {" in "}
-          <b>{selectedName.value}</b>
-          <button type="button" class="text-button" onClick={() => clear("module")}>
-            show all modules
-          </button>
-        </>
-      )}
+    <div class="table-bottom">
+      <div class="table-foot" role="status">
+        {numShown === numRows
+          ? pluralize(numRows, "row")
+          : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
+        {isFiltered && (
+          <>
+            {" in "}
+            <b>{selectedName.value}</b>
+            <button type="button" class="text-button" onClick={() => clear("module")}>
+              show all modules
+            </button>
+          </>
+        )}
+      </div>
+      <button
+        type="button"
+        class="text-button table-save"
+        title="Save these rows as a CSV file"
+        onClick={onSave}
+      >
+        CSV
+      </button>
     </div>
   );
 }

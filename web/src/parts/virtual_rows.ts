@@ -40,6 +40,11 @@ function readRowHeight(): number {
   return Math.round((isNarrow.value ? NARROW_ROW_REM : ROW_REM) * size);
 }
 
+/** The most rows that an element can have: browsers limit its height to about 2^25 pixels. */
+export function findMaxRows(): number {
+  return Math.floor(33_000_000 / readRowHeight());
+}
+
 /** Tracks the scroll position of the element with `ref`, and returns its visible rows. */
 export function useVirtualRows(numRows: number) {
   const ref = useRef<HTMLDivElement>(null);

@@ -44,7 +44,7 @@ const ACTIONS: Readonly<Record<string, () => void>> = {
 export function handleKey(event: KeyboardEvent): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || isHelpOpen.value)
     return;
-  if ((event.target as Element | null)?.closest?.("input, textarea, select")) return;
+  if ((event.target as Element | null)?.closest?.("input, textarea, select, [popover]")) return;
   const view = VIEWS[Number(event.key) - 1];
   const action = view ? () => navigate(parseRoute(hrefTo(view.id))) : ACTIONS[event.key];
   if (!action) return;

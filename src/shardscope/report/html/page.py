@@ -143,6 +143,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
     steps: tuple[StepMark, ...] = ()
+    num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
@@ -328,6 +329,16 @@ class Sources(Struct, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
 
 
+class Figure(Struct, frozen=True, kw_only=True):
+    """A number of a view that can be compared with that of another page."""
+
+    view: str
+    group: str  # what is counted: `bytes sent per rank (ring estimate)`
+    label: str  # `all_gather[tp]`
+    unit: str  # bytes or count
+    value: int
+
+
 class Page(Struct, frozen=True, kw_only=True):
     """The data of one page. A view without data is None or empty."""
 
@@ -347,5 +358,7 @@ class Page(Struct, frozen=True, kw_only=True):
     comparison: Comparison | None = None
     empty_views: tuple[EmptyView, ...] = ()
     terms: tuple[Term, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
     format: str = FORMAT
     schema: int = SCHEMA
