@@ -35,6 +35,7 @@ _EXAMPLES = (
 )
 _VERBS = {
     "demo": "Simulate a training step of an 8B model on 1,024 ranks.",
+    "init": "Write a target, a contract or files for CI for your model.",
     "run": "Run your training program, unmodified, as any rank of a simulated cluster.",
     "trace": "Record the collectives of a training step of your program.",
     "audit": "Show how your model is sharded, and what is wrong with its sharding.",
@@ -47,6 +48,7 @@ _VERBS = {
     "diagnose": "Compare a compiled model with eager, and locate the op that differs.",
     "show": "Print a recording.",
     "report": "Save a recording as an HTML page that opens offline.",
+    "serve": "Show a recording of any size in a browser, over a local server.",
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
