@@ -17,7 +17,7 @@ from shardscope.record import Recording, load
 
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 120
-MAX_BYTES = 200_000
+MAX_BYTES = 300_000
 # Versions, and numbers that count what the process did before.
 _INCIDENTAL = ("torch_version", "shardscope_version", "torch_name", "compile_id")
 
