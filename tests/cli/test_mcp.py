@@ -117,12 +117,12 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 def test_tools_say_what_they_are_for_and_whether_they_execute_code(agent: Agent) -> None:
     tools = {tool.name: tool for tool in agent.wait(agent.client.list_tools()).tools}
-    wanted = "run trace memory audit parity explain diagnose diff show coverage"
+    wanted = "run trace memory audit parity explain diagnose diff query show coverage doctor"
     assert set(wanted.split()) <= set(tools)
     for name, tool in tools.items():
         assert len(tool.description or "") > 80
         assert tool.annotations is not None
-        is_reading = name in ("diff", "show", "query")
+        is_reading = name in ("diff", "show", "query", "doctor")
         assert tool.annotations.read_only_hint is is_reading
         assert tool.annotations.destructive_hint is not is_reading
         assert ("Executes the" in (tool.description or "")) is not is_reading
@@ -169,6 +169,11 @@ def test_a_recording_is_made_read_and_compared(agent: Agent) -> None:
     assert "from the target" in messages
     shown = agent.call("show", files=["step.json"])
     assert shown["figures"] == traced["figures"]
+    sql = "SELECT kind, count(*) FROM collectives GROUP BY 1 ORDER BY 1"
+    table = agent.call("query", sql=sql, files=["step.json"])["figures"]["table"]
+    assert table["rows"] == [["all_gather", 2], ["reduce_scatter", 2]]
+    tables = agent.call("query")["figures"]["table"]
+    assert {"collectives", "findings"} <= {row[0] for row in tables["rows"]}
     changed = agent.call("diff", before="before.json", after="after.json", areas=["collectives"])
     assert changed["verdict"] == "problems"
     assert {row["area"] for row in changed["figures"]["comparisons"][0]["changes"]} == {

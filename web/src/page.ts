@@ -95,6 +95,24 @@ export interface ChangeRow {
 }
 
 /**
+ * An instrument: whether it ran, and how to run it.
+ */
+export interface CheckItem {
+  instrument: string;
+  question: string;
+  has_run: boolean;
+  command: string;
+}
+
+/**
+ * A command to run next, and why.
+ */
+export interface CommandItem {
+  command: string;
+  purpose: string;
+}
+
+/**
  * All collectives and their causes. Other fields are positions in the lists of names.
  */
 export interface Communication {
@@ -109,6 +127,7 @@ export interface Communication {
   traffic_note: string;
   implicit_causes: readonly number[];
   calls: Calls;
+  steps: readonly StepMark[];
   spans: Spans;
   timings: readonly Timing[];
   matrix: Matrix | null;
@@ -137,6 +156,21 @@ export interface Comparison {
 export interface Compiler {
   explanations: readonly ExplanationItem[];
   diagnoses: readonly DiagnosisItem[];
+}
+
+/**
+ * A part of the verdict; the worst comes first.
+ */
+export interface ConcernItem {
+  judgement: string;
+  label: string;
+  rule: string;
+  fact: string;
+  reason: string;
+  view: string;
+  path: string;
+  module: number;
+  source: number;
 }
 
 /**
@@ -210,6 +244,14 @@ export interface EarlierModules {
 }
 
 /**
+ * A view that has no data, and the command that records it.
+ */
+export interface EmptyView {
+  view: string;
+  command: string;
+}
+
+/**
  * The graphs of one compiled function; identical ranks share an item.
  */
 export interface ExplanationItem {
@@ -234,6 +276,7 @@ export interface Fact {
   value: string;
   note: string;
   view: string;
+  measure: string;
 }
 
 /**
@@ -263,7 +306,7 @@ export interface Figure {
 }
 
 /**
- * A finding; the worst come first.
+ * A finding; the most severe come first, and of these the most expensive.
  */
 export interface FindingItem {
   rule: string;
@@ -271,6 +314,10 @@ export interface FindingItem {
   subject: string;
   fact: string;
   remedy: string;
+  explanation: string;
+  documentation: string;
+  cost: string;
+  cost_bytes: number | null;
   ranks: string;
   count: number;
   module: number;
@@ -472,6 +519,7 @@ export interface OpRow {
  */
 export interface Page {
   run: RunFacts;
+  verdict: VerdictItem | null;
   facts: readonly Fact[];
   findings: readonly FindingItem[];
   gaps: readonly GapItem[];
@@ -484,6 +532,8 @@ export interface Page {
   memory: readonly MemoryCurve[];
   proof: Proof | null;
   comparison: Comparison | null;
+  empty_views: readonly EmptyView[];
+  terms: readonly Term[];
   figures: readonly Figure[];
   earlier_figures: readonly Figure[];
   format: "shardscope.page";
@@ -611,6 +661,7 @@ export interface RunFacts {
   no_gaps: string;
   scope: string;
   num_forwards: number | null;
+  file: string;
 }
 
 /**
@@ -692,12 +743,30 @@ export interface StageRow {
 }
 
 /**
+ * Where a step begins on a rank: `order` is that of its first collective.
+ */
+export interface StepMark {
+  rank: number;
+  name: string;
+  order: number;
+  start_ns: number;
+}
+
+/**
  * An op that is necessary for the failure.
  */
 export interface SuspectRow {
   op: string;
   module: number;
   source: number;
+}
+
+/**
+ * A word of the page, and its meaning as in docs/glossary.md.
+ */
+export interface Term {
+  word: string;
+  meaning: string;
 }
 
 /**
@@ -734,6 +803,17 @@ export interface Traffic {
   count: readonly number[];
   input_bytes: readonly number[];
   wire_bytes: readonly number[];
+}
+
+/**
+ * The verdict: `concerns` starts with what it is about, and is never empty.
+ */
+export interface VerdictItem {
+  sentence: string;
+  unchecked: string;
+  concerns: readonly ConcernItem[];
+  checks: readonly CheckItem[];
+  commands: readonly CommandItem[];
 }
 
 /**

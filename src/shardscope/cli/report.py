@@ -65,7 +65,7 @@ def _draw(files: tuple[str, ...], against: str | None, report: Callable[[str], N
     add_recording(recording, files)
     report("drawing")
     titles = (against or "", _name_files(files))
-    return render_html(recording, against=before, titles=titles).encode("utf-8")
+    return render_html(recording, against=before, titles=titles, files=files).encode("utf-8")
 
 
 def _name_files(files: tuple[str, ...]) -> str:

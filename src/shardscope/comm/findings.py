@@ -84,6 +84,10 @@ def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Coll
     assert isinstance(cause, Redistribute)
     op = asked_by.removesuffix(".default")
     received = format_bytes(sum(call.output_bytes for call in calls))
+    sent_bytes: Counter[int] = Counter()
+    for call in calls:
+        sent_bytes[call.rank] += call.wire_bytes
+    busiest, most_bytes = sent_bytes.most_common(1)[0]
     return Finding(
         rule=rule,
         severity=Severity.WARNING,
@@ -95,6 +99,8 @@ def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Coll
         "where the tensor is smallest.",
         rank=first.rank if len(ranks) == 1 else None,
         source=first.source,
+        num_collectives=sum(call.rank == busiest for call in calls),
+        sent_bytes=most_bytes,
     )
 
 

@@ -224,7 +224,12 @@ class Collective(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Finding(Record, frozen=True, kw_only=True, gc=False):
-    """A problem that was detected, with a remedy."""
+    """A problem that was detected, with a remedy.
+
+    What it costs is of one rank, the one that it costs most; None means not known.
+    `num_collectives` and `sent_bytes` are the collectives that it causes and their wire bytes,
+    `memory_bytes` the memory that it takes, or that its remedy saves at most.
+    """
 
     rule: str
     severity: Severity
@@ -233,6 +238,9 @@ class Finding(Record, frozen=True, kw_only=True, gc=False):
     remedy: str
     rank: Rank | None = None
     source: Source | None = None
+    num_collectives: Natural | None = None
+    sent_bytes: Natural | None = None
+    memory_bytes: Natural | None = None
 
 
 class Gap(Record, frozen=True, kw_only=True, gc=False):

@@ -7,6 +7,11 @@ const TONES: Readonly<Record<string, Tone>> = {
   error: "bad",
   warning: "warn",
   info: "info",
+  // judgements on a run
+  fails: "bad",
+  suspect: "warn",
+  costly: "warn",
+  fine: "good",
   // verdicts on ops
   sharded: "good",
   redistributed: "info",

@@ -45,3 +45,21 @@ export function remPixels(): number {
 export function makeFont(rem: number): string {
   return `${rem * remPixels()}px ${getComputedStyle(document.body).fontFamily}`;
 }
+
+/** The text, its beginning with an ellipsis, or nothing if not even two letters fit. */
+export function clipText(
+  context: Pick<CanvasRenderingContext2D, "measureText">,
+  text: string,
+  room: number,
+): string {
+  if (room <= 0) return "";
+  if (context.measureText(text).width <= room) return text;
+  let low = 0;
+  let high = text.length;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (context.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
+    else high = middle - 1;
+  }
+  return low >= 2 ? `${text.slice(0, low)}…` : "";
+}

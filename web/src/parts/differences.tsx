@@ -59,7 +59,7 @@ function DifferencePanel({ view, title, before }: Props) {
             <Choices
               label="which figures"
               choices={[
-                { id: "changed", title: "Changed" },
+                { id: "changed", title: "Differing" },
                 { id: "all", title: "All" },
               ]}
               value={isAll ? "all" : "changed"}
@@ -109,8 +109,8 @@ function makeColumns(rows: readonly Difference[]): Column[] {
     { id: "label", title: "Of", width: 7, grow: 2, isText: true, value: (row) => at(row).label },
     {
       id: "change",
-      title: "Change",
-      width: 6.5,
+      title: "Difference",
+      width: 7,
       align: "end",
       value: (row) => (at(row).after ?? 0) - (at(row).before ?? 0),
       cell: (row) => formatChange(at(row)),

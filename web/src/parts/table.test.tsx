@@ -31,6 +31,7 @@ beforeEach(() => {
       end: [3, 2, 3],
       first_identical: [0, 1, 2],
     },
+    terms: [],
   } as unknown as Page;
   navigate({ view: "overview", params: {} });
   document.body.replaceChildren();

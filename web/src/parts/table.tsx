@@ -19,6 +19,8 @@ import {
   type Sortable,
   type Value,
 } from "./table_rows";
+import { meaningOf } from "./term";
+import { tip } from "./tooltip";
 import { formatNumber, pluralize } from "./units";
 import { useVirtualRows } from "./virtual_rows";
 
@@ -254,7 +256,7 @@ function Head({ columns, sort, onSort }: HeadProps) {
             role="columnheader"
             aria-sort={order || "none"}
           >
-            <button type="button" title={column.hint} onClick={() => onSort(column)}>
+            <button type="button" {...explain(column)} onClick={() => onSort(column)}>
               {column.title}
               <span class="sort-mark" aria-hidden="true">
                 {order ? (order === "descending" ? "↓" : "↑") : ""}
@@ -265,6 +267,13 @@ function Head({ columns, sort, onSort }: HeadProps) {
       })}
     </div>
   );
+}
+
+/** The hint of a column and the glossary's meaning of its title, on hover and on focus. */
+function explain({ title, hint }: Column): object {
+  const meaning = meaningOf(title);
+  const words = [hint, meaning].filter(Boolean).join("; ");
+  return words ? { ...tip(words), "aria-description": words } : {};
 }
 
 interface CellProps {

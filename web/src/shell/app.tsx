@@ -6,6 +6,7 @@ import { Tooltip } from "../parts/tooltip";
 import { page } from "../store/page";
 import { route } from "../store/route";
 import { findView } from "../views";
+import { Alert } from "./alert";
 import { DropZone } from "./drop_zone";
 import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
@@ -27,6 +28,7 @@ export function App() {
       </button>
       <Header />
       <Tabs />
+      <Alert />
       <SelectionBar />
       <main>
         <div
@@ -41,7 +43,7 @@ export function App() {
             {view.hasData(page.value) ? (
               <Component />
             ) : (
-              <Empty command={view.command}>{view.empty}</Empty>
+              <Empty command={commandOf(view.id) ?? view.command}>{view.empty}</Empty>
             )}
             {HAS_PICTURE.includes(view.id) && <Differences view={view.id} title={view.title} />}
           </ErrorBoundary>
@@ -53,6 +55,11 @@ export function App() {
       <Tooltip />
     </>
   );
+}
+
+/** The command that records the data of a view, with the user's target where it is known. */
+function commandOf(view: string): string | undefined {
+  return page.value.empty_views.find((empty) => empty.view === view)?.command;
 }
 
 function focusView(): void {

@@ -1,5 +1,6 @@
 /** The views as tabs: links that arrow keys move between. */
 import { useEffect, useRef } from "preact/hooks";
+import { ToneMark, toneOf } from "../parts/badge";
 import { page } from "../store/page";
 import { hrefTo, navigate, parseRoute, route } from "../store/route";
 import { findView, VIEWS } from "../views";
@@ -10,6 +11,19 @@ const KEY_STEPS: Readonly<Record<string, (index: number) => number>> = {
   Home: () => 0,
   End: () => VIEWS.length - 1,
 };
+
+/** Marks a view in which the verdict has something bad. */
+function TabMark({ view }: { view: string }) {
+  const concern = page.value.verdict?.concerns.find((item) => item.view === view);
+  const tone = toneOf(concern?.judgement ?? "");
+  if (!concern || !["bad", "warn"].includes(tone)) return null;
+  return (
+    <span class={`tab-mark tone-${tone}`} title={`${concern.label}: ${concern.fact}`}>
+      <ToneMark tone={tone} />
+      <span class="visually-hidden">{concern.label}</span>
+    </span>
+  );
+}
 
 export function Tabs() {
   const list = useRef<HTMLDivElement>(null);
@@ -46,6 +60,7 @@ export function Tabs() {
             title={hasData ? undefined : view.empty}
           >
             {view.title}
+            <TabMark view={view.id} />
           </a>
         );
       })}

@@ -7,20 +7,33 @@ import { page } from "../store/page";
 import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
 import { MatchingModules } from "./overview/matching_modules";
+import { MemorySpark } from "./overview/memory_spark";
+import { Checks, NextCommands } from "./overview/next_steps";
+import { TrafficOverview } from "./overview/traffic";
+import { Verdict } from "./overview/verdict";
 import type { View } from "./view";
 
 function Overview() {
   const { facts, gaps } = page.value;
   return (
     <>
+      <Verdict />
       {facts.length > 0 && <Facts facts={facts} />}
       <div class="overview">
         <div class="overview-main">
           <MatchingModules />
+          <div class="overview-pictures">
+            <TrafficOverview />
+            <MemorySpark />
+          </div>
           <Findings />
           <Gaps gaps={gaps} />
         </div>
-        <Run />
+        <div class="overview-side">
+          <NextCommands />
+          <Checks />
+          <Run />
+        </div>
       </div>
     </>
   );
@@ -29,6 +42,7 @@ function Overview() {
 function Run() {
   const { run } = page.value;
   const rows: readonly [string, string][] = [
+    ["file", run.file],
     ["ranks", run.ranks],
     ["mesh", run.mesh.map((axis) => `${axis.name}=${axis.size}`).join(" × ")],
     ["world", run.world],

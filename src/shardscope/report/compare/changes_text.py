@@ -18,6 +18,7 @@ from shardscope.report.compare.changes import (
     name_path,
     shorten_label,
 )
+from shardscope.report.text.judgements import Concern, Judgement
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import render_plain
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row
@@ -226,3 +227,31 @@ def _format_delta(row: Change, style: str) -> Text:
     sign = "+" if row.delta > 0 else "-"
     size = abs(row.delta)
     return Text(sign + (format_bytes(int(size)) if row.unit is Unit.BYTES else f"{size:,}"), style)
+
+
+def judge_changes(changes: Changes) -> Concern:
+    """Judge a comparison: worse if anything got worse, wrong if results did."""
+    worse = [row for row in changes.rows if row.is_worse]
+    better = [row for row in changes.rows if row.is_worse is False]
+    is_wrong = any(row.area in (Area.PARITY, Area.PARALLEL, Area.DIAGNOSES) for row in worse)
+    totals = [
+        f"{total.area.replace('-', ' ')} {total.before} → {total.after}"
+        for total in changes.totals
+        if total.area in (Area.BYTES, Area.COLLECTIVES, Area.MEMORY) and total.before != total.after
+    ]
+    num_changes = sum(row.repeat for row in changes.rows)
+    fact = f"Against {changes.before}: no change"
+    if changes.rows:
+        fact = (
+            f"Against {changes.before}: {plural(num_changes, 'change')}, "
+            f"{sum(row.repeat for row in worse):,} for the worse and "
+            f"{sum(row.repeat for row in better):,} for the better"
+        )
+    judgement = Judgement.WRONG if is_wrong else Judgement.COSTLY if worse else Judgement.FINE
+    return Concern(
+        judgement=judgement,
+        rule="comparison",
+        fact=fact,
+        reason="; ".join(totals),
+        view="compare",
+    )

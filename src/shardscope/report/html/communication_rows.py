@@ -34,6 +34,7 @@ from shardscope.report.html.page import (
     Traffic,
 )
 from shardscope.report.html.page_index import NOWHERE, Index, Names
+from shardscope.report.html.timeline_rows import make_step_marks
 from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
@@ -138,7 +139,7 @@ def make_communication(
     """Make the view, or None if no collective was recorded and no span was timed."""
     if not recording.collectives and not recording.spans:
         return None
-    names = _NameLists(recording)
+    names, is_timed = _NameLists(recording), has_clock(recording)
     chosen, left_out = _choose_calls(recording, rank_sets)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording)
@@ -148,7 +149,8 @@ def make_communication(
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         traffic=traffic,
         traffic_note=traffic_note,
-        calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
+        calls=_make_calls(chosen, names, index, is_timed=is_timed),
+        steps=make_step_marks(recording, chosen, is_timed=is_timed),
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,

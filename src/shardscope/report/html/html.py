@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 
 from shardscope.record import Recording, escape_controls
 from shardscope.record.encoding import encode_json
+from shardscope.report.compare.changes_text import judge_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.html.communication_rows import make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
@@ -20,11 +23,20 @@ from shardscope.report.html.earlier_modules import make_earlier
 from shardscope.report.html.figures import list_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
-from shardscope.report.html.overview_rows import make_facts, make_findings, make_gaps, make_run
+from shardscope.report.html.overview_rows import (
+    make_empty_views,
+    make_facts,
+    make_findings,
+    make_gaps,
+    make_run,
+    make_terms,
+    make_verdict,
+)
 from shardscope.report.html.page import Page, build_comparison
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
 from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.text.verdict import judge
 
 _Record = TypeVar("_Record", bound=Struct)
 
@@ -70,9 +82,13 @@ def build_page(
     *,
     against: Recording | None = None,
     titles: tuple[str, str] = ("before", "after"),
+    files: Sequence[str] = (),
 ) -> Page:
-    """Build the page of a recording, compared with the earlier recording `against` if given."""
-    page = _build_views(recording, against=against, titles=titles)
+    """Build the page of a recording, compared with the earlier recording `against` if given.
+
+    `files` are those of the recording, which commands on the page name.
+    """
+    page = _build_views(recording, against=against, titles=titles, files=files)
     earlier = list_figures(_build_views(against)) if against else ()
     return sanitize_page(replace(page, figures=list_figures(page), earlier_figures=earlier))
 
@@ -82,16 +98,29 @@ def _build_views(
     *,
     against: Recording | None = None,
     titles: tuple[str, str] = ("", ""),
+    files: Sequence[str] = (),
 ) -> Page:
     recording = infer_modules(recording)
     rank_sets = fold_ranks(recording)
     tree = ModuleTree(recording, rank_sets)
     index = tree.index
+    verdict = judge(recording, rank_sets)
+    changes = compare(against, recording, titles=titles) if against else None
+    if changes is not None:
+        verdict = verdict.with_concern(judge_changes(changes))
     modules = make_modules(recording, tree)
     if against:
         modules = replace(modules, earlier=make_earlier(modules, recording, against))
     return Page(
-        run=make_run(recording),
+        run=make_run(recording, files),
+        verdict=make_verdict(
+            recording,
+            verdict,
+            index,
+            tree.subjects,
+            files=files,
+            against=titles[0] if against and files else "",
+        ),
         facts=make_facts(recording, rank_sets),
         findings=make_findings(recording, index, tree.subjects),
         gaps=make_gaps(recording),
@@ -102,9 +131,13 @@ def _build_views(
         compiler=make_compiler(recording, index),
         memory=make_memory(recording, index),
         proof=make_proof(recording, index),
-        comparison=build_comparison(against, recording, index.positions, titles=titles)
+        comparison=build_comparison(
+            against, recording, index.positions, titles=titles, changes=changes
+        )
         if against
         else None,
+        empty_views=make_empty_views(recording, files),
+        terms=make_terms(),
         sources=index.sources(),  # last: views ask for lines as they are made
     )
 
@@ -150,9 +183,13 @@ def render_html(
     *,
     against: Recording | None = None,
     titles: tuple[str, str] = ("before", "after"),
+    files: Sequence[str] = (),
 ) -> str:
-    """Render the document, deterministically. `titles` name the two recordings of a comparison."""
-    return render_page(build_page(recording, against=against, titles=titles))
+    """Render the document, deterministically.
+
+    `titles` name the two recordings of a comparison, and `files` are those of `recording`.
+    """
+    return render_page(build_page(recording, against=against, titles=titles, files=files))
 
 
 def render_page(page: Page) -> str:

@@ -1,30 +1,50 @@
-"""Data of the overview: the run, key metrics, findings and gaps."""
+"""Data of the overview: the run, the verdict, key metrics, findings and gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from shardscope.record import Finding, Recording, compress_ranks, format_ranks
-from shardscope.record.layer_names import fold_layers_in_text, join_layers_in_texts
-from shardscope.record.units import plural
+from shardscope.record.finding_rules import FINDING_RULES, documentation_page
+from shardscope.record.layer_names import join_layers_in_texts
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.html.module_rows import FindingTargets
 from shardscope.report.html.page import Fact, FindingItem, GapItem, RunFacts
 from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.html.page_overview import (
+    CheckItem,
+    CommandItem,
+    ConcernItem,
+    EmptyView,
+    Term,
+    VerdictItem,
+)
+from shardscope.report.model.finding_groups import group_findings
+from shardscope.report.model.terms import TERMS
 from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.heading import describe_reality, describe_scope, name_mesh, name_ranks
+from shardscope.report.text.judgements import Concern
 from shardscope.report.text.key_metrics import list_key_metrics
+from shardscope.report.text.next_commands import (
+    VIEW_INSTRUMENTS,
+    make_record_command,
+    quote_files,
+    suggest_commands,
+)
 from shardscope.report.text.problems import (
     SEVERITIES,
     describe_checks,
     describe_no_gaps,
     fold_problem_ranks,
 )
+from shardscope.report.text.style import format_share
+from shardscope.report.text.verdict import RunVerdict, label_judgement, list_checks
 
 _MAX_TITLE = 120
 
 
-def make_run(recording: Recording) -> RunFacts:
-    """Describe the run."""
+def make_run(recording: Recording, files: Sequence[str] = ()) -> RunFacts:
+    """Describe the run, recorded in `files`."""
     run = recording.run
     return RunFacts(
         title=_name_page(recording),
@@ -35,6 +55,7 @@ def make_run(recording: Recording) -> RunFacts:
         torch_version=run.torch_version,
         shardscope_version=run.shardscope_version,
         command=run.command,
+        file=", ".join(files),
         instruments=run.instruments,
         checks=describe_checks(recording),
         no_gaps=describe_no_gaps(recording),
@@ -63,7 +84,13 @@ def _name_subjects(recording: Recording) -> Iterator[str]:
 def make_facts(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> tuple[Fact, ...]:
     """List the key metrics, each with the view that shows more of it."""
     return tuple(
-        Fact(label=card.label, value=card.value, note=card.note, view=metric.view)
+        Fact(
+            label=card.label,
+            value=card.value,
+            note=card.note,
+            view=metric.view,
+            measure=card.measure,
+        )
         for metric in list_key_metrics(recording, rank_sets)
         for card in metric.cards
     )
@@ -73,21 +100,29 @@ def make_findings(
     recording: Recording, index: Index, subjects: FindingTargets
 ) -> tuple[FindingItem, ...]:
     """List findings; those that differ only in rank or layer share an item."""
-    groups: dict[Hashable, list[Finding]] = {}
-    for finding in recording.findings:
-        groups.setdefault(_group_key(finding), []).append(finding)
-    items = [_make_finding(group, index, subjects) for group in groups.values()]
+    num_bytes = _count_sent(recording)
+    items = [
+        _make_finding(group, index, subjects, num_bytes)
+        for group in group_findings(recording.findings)
+    ]
     order = {str(severity): at for at, severity in enumerate(SEVERITIES)}
-    return tuple(sorted(items, key=lambda item: order[item.severity]))
+    return tuple(sorted(items, key=lambda item: (order[item.severity], -(item.cost_bytes or 0))))
 
 
-def _group_key(finding: Finding) -> Hashable:
-    texts = tuple(map(fold_layers_in_text, (finding.subject, finding.fact, finding.remedy)))
-    return finding.rule, finding.severity, texts, finding.source
+def _count_sent(recording: Recording) -> int:
+    """Sum the wire bytes of the rank that sends most."""
+    sent: dict[int, int] = {}
+    for call in recording.collectives:
+        sent[call.rank] = sent.get(call.rank, 0) + call.wire_bytes
+    return max(sent.values(), default=0)
 
 
-def _make_finding(group: Sequence[Finding], index: Index, subjects: FindingTargets) -> FindingItem:
+def _make_finding(
+    group: Sequence[Finding], index: Index, subjects: FindingTargets, num_bytes: int
+) -> FindingItem:
     first = group[0]
+    known = FINDING_RULES.get(first.rule)
+    cost, cost_bytes = _describe_cost(group, num_bytes)
     ranks = sorted({finding.rank for finding in group if finding.rank is not None})
     return FindingItem(
         rule=first.rule,
@@ -95,11 +130,41 @@ def _make_finding(group: Sequence[Finding], index: Index, subjects: FindingTarge
         subject=join_layers_in_texts([finding.subject for finding in group]),
         fact=join_layers_in_texts([finding.fact for finding in group]),
         remedy=join_layers_in_texts([finding.remedy for finding in group]),
+        explanation=known.explanation if known else "",
+        documentation=documentation_page(first.rule) if known else "",
+        cost=cost,
+        cost_bytes=cost_bytes,
         ranks=_name_ranks(ranks),
         count=len(group),
         module=next(iter(subjects.find(first.subject)), NOWHERE),
         source=index.source(first.source),
     )
+
+
+def _describe_cost(group: Sequence[Finding], num_bytes: int) -> tuple[str, int | None]:
+    """Describe what findings cost a rank, of `num_bytes` that it sends; None is not known.
+
+    Findings of several ranks cost each of them, those of several layers cost one rank together.
+    """
+    sums: dict[tuple[int | None, str], int] = {}
+    for finding in group:
+        for field in ("sent_bytes", "memory_bytes", "num_collectives"):
+            value = getattr(finding, field)
+            if value is not None:
+                key = (finding.rank, field)
+                sums[key] = sums.get(key, 0) + value
+    sent, memory, count = (
+        max((value for (_, name), value in sums.items() if name == field), default=None)
+        for field in ("sent_bytes", "memory_bytes", "num_collectives")
+    )
+    if sent is not None:
+        words = f"{format_bytes(sent)} sent"
+        if num_bytes:
+            words += f", {format_share(sent, num_bytes)} of all"
+        return (f"{words}, in {plural(count, 'collective')}" if count else words), sent
+    if memory is not None:
+        return f"{format_bytes(memory)} of memory", memory
+    return "", None
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
@@ -123,3 +188,68 @@ def make_gaps(recording: Recording) -> tuple[GapItem, ...]:
             )
         )
     return tuple(items)
+
+
+def make_verdict(
+    recording: Recording,
+    verdict: RunVerdict,
+    index: Index,
+    subjects: FindingTargets,
+    *,
+    files: Sequence[str] = (),
+    against: str = "",
+) -> VerdictItem:
+    """Make the verdict; the names of files, for commands, are empty if they are not known."""
+    return VerdictItem(
+        sentence=verdict.sentence,
+        unchecked=verdict.unchecked_words,
+        concerns=tuple(_make_concern(concern, index, subjects) for concern in verdict.concerns),
+        checks=tuple(
+            CheckItem(
+                instrument=check.instrument,
+                question=check.question,
+                has_run=check.has_run,
+                command=make_record_command(check.instrument, recording),
+            )
+            for check in list_checks(recording)
+            if not check.is_needless or check.has_run
+        ),
+        commands=tuple(
+            CommandItem(command=item.command, purpose=item.purpose)
+            for item in suggest_commands(verdict, recording, files, against)
+        ),
+    )
+
+
+def _make_concern(concern: Concern, index: Index, subjects: FindingTargets) -> ConcernItem:
+    modules = () if concern.module is None else subjects.find(concern.module)
+    return ConcernItem(
+        judgement=concern.judgement,
+        label=label_judgement(concern.judgement),
+        rule=concern.rule,
+        fact=concern.fact,
+        reason=concern.reason,
+        view=concern.view,
+        path=concern.module or "",
+        module=next(iter(modules), NOWHERE),
+        source=index.source(concern.source),
+    )
+
+
+def make_empty_views(recording: Recording, files: Sequence[str] = ()) -> tuple[EmptyView, ...]:
+    """List the command that would record the data of each view."""
+    commands = {
+        view: make_record_command(instrument, recording)
+        for view, instrument in VIEW_INSTRUMENTS.items()
+    }
+    commands["compare"] = f"shardscope report {quote_files(files)} --against BEFORE.json.gz"
+    return tuple(EmptyView(view=view, command=command) for view, command in commands.items())
+
+
+def make_terms() -> tuple[Term, ...]:
+    """List the words that the page explains, each with its meaning."""
+    return tuple(
+        Term(word=word, meaning=meaning)
+        for words, meaning in TERMS.items()
+        for word in words.split(", ")
+    )

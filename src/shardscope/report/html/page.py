@@ -11,6 +11,7 @@ from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, 
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.compare.facts import clean_names
 from shardscope.report.html.page_modules import Modules
+from shardscope.report.html.page_overview import EmptyView, Term, VerdictItem
 from shardscope.report.html.page_views import (
     Compiler,
     LevelCoverage,
@@ -84,6 +85,15 @@ class Calls(Struct, frozen=True, kw_only=True):
     start_ns: tuple[int, ...] = ()
 
 
+class StepMark(Struct, frozen=True, kw_only=True):
+    """Where a step begins on a rank: `order` is that of its first collective."""
+
+    rank: int
+    name: str  # `step 2`; `forward 2` if only forward passes can be told apart
+    order: int
+    start_ns: int  # 0 where the run's clock was not recorded
+
+
 class Spans(Struct, frozen=True, kw_only=True):
     """Named time spans in columns."""
 
@@ -132,6 +142,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     traffic_note: str = ""  # what its rows do not distinguish, where there are too many
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
+    steps: tuple[StepMark, ...] = ()
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
@@ -190,9 +201,13 @@ def build_comparison(
     modules: Mapping[str, int],
     *,
     titles: tuple[str, str] = ("before", "after"),
+    changes: Changes | None = None,
 ) -> Comparison:
-    """Compare `before` with the page's recording, whose modules have these positions."""
-    changes = compare(before, after, titles=titles)
+    """Compare `before` with the page's recording, whose modules have these positions.
+
+    `changes` is the comparison, if it was made already.
+    """
+    changes = changes or compare(before, after, titles=titles)
     _, names = clean_names(before, after)
     positions_by_name = {names.clean(path): position for path, position in modules.items()}
     areas = changes.totals
@@ -264,6 +279,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     no_gaps: str  # the sentence shown if there are no gaps
     scope: str  # what the figures of collectives cover: `rank 0 of 8, over 2 forward passes`
     num_forwards: int | None  # of the model; None if they were not counted
+    file: str = ""  # of the recording; empty if it is not known
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -273,16 +289,21 @@ class Fact(Struct, frozen=True, kw_only=True):
     value: str
     note: str = ""
     view: str = ""
+    measure: str = ""  # the column of `Traffic` that it sums, which then follows the selection
 
 
 class FindingItem(Struct, frozen=True, kw_only=True):
-    """A finding; the worst come first."""
+    """A finding; the most severe come first, and of these the most expensive."""
 
     rule: str
     severity: str  # error, warning, info
     subject: str
     fact: str
     remedy: str
+    explanation: str = ""  # of the rule
+    documentation: str = ""  # path of the rule's page
+    cost: str = ""  # `1.20 GiB sent (12%) in 64 collectives`; empty if it is not known
+    cost_bytes: int | None = None  # the same, for sorting and bars
     ranks: str = ""  # `rank 0`, `ranks 0-7`; empty if it does not concern particular ranks
     count: int = 1  # findings that are identical except for their layer or rank
     module: int = -1
@@ -321,6 +342,7 @@ class Page(Struct, frozen=True, kw_only=True):
     """The data of one page. A view without data is None or empty."""
 
     run: RunFacts
+    verdict: VerdictItem | None = None
     facts: tuple[Fact, ...] = ()
     findings: tuple[FindingItem, ...] = ()
     gaps: tuple[GapItem, ...] = ()
@@ -333,6 +355,8 @@ class Page(Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryCurve, ...] = ()
     proof: Proof | None = None
     comparison: Comparison | None = None
+    empty_views: tuple[EmptyView, ...] = ()
+    terms: tuple[Term, ...] = ()
     figures: tuple[Figure, ...] = ()
     earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
     format: str = FORMAT

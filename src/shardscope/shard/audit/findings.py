@@ -90,6 +90,7 @@ def _describe_replicated(
         remedy=f"Shard it along {along} too, in the plan or with fully_shard: each rank would hold "
         f"{format_bytes(each * len(group) // num_copies)} instead of "
         f"{format_bytes(each * len(group))}.",
+        memory_bytes=each * len(group) - each * len(group) // num_copies,
     )
 
 

@@ -114,6 +114,7 @@ def find_memory_problems(
             ),
             remedy=_summarize(advice, needed - device),
             rank=profile.rank,
+            memory_bytes=needed - device,
         )
     for item in advice:
         yield Finding(
@@ -123,6 +124,7 @@ def find_memory_problems(
             fact=f"{item.fact}: up to {format_bytes(item.saved_bytes)} less",
             remedy=item.remedy,
             rank=profile.rank,
+            memory_bytes=item.saved_bytes,
         )
 
 

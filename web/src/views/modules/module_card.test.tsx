@@ -26,6 +26,7 @@ function renderFigures(recorded: readonly string[]): string {
     sharding: null,
     compiler: null,
     proof: null,
+    terms: [],
   } as unknown as Page;
   const root = document.createElement("div");
   render(<ModuleCard module={0} />, root);

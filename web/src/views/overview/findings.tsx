@@ -1,25 +1,27 @@
 /** Findings, most severe first: the fact, the remedy, the location. */
 import { useState } from "preact/hooks";
 import type { FindingItem } from "../../page";
-import { Badge } from "../../parts/badge";
+import { Badge, toneOf } from "../../parts/badge";
 import { Choices } from "../../parts/choices";
 import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
+import { tip } from "../../parts/tooltip";
 import { formatNumber, pluralize } from "../../parts/units";
-import { isFoldedRowInSelection, moduleName, select, selected } from "../../store/modules";
+import { hasModuleSelection, isFoldedRowInSelection, selectedName } from "../../store/modules";
 import { page } from "../../store/page";
+import { param, setParam } from "../../store/route";
 import { containsWords, words } from "../../store/search";
-import { isRankSelected, isSourceSelected } from "../../store/selection";
+import { clear, isRankSelected, isSourceSelected } from "../../store/selection";
 
 const SEVERITIES = ["error", "warning", "info"];
 const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
 
 export function Findings() {
   const { findings } = page.value;
-  const [severity, setSeverity] = useState("all");
+  const severity = param("severity") ?? "all";
   const [isComplete, setComplete] = useState(false);
   const matching = findings.filter((finding) => matchesFilter(finding, severity));
   const shown = isComplete ? matching : matching.slice(0, MAX_INITIAL);
@@ -33,7 +35,12 @@ export function Findings() {
           {findings.length > 0 && <span class="dim">{page.value.run.checks}</span>}
         </>
       }
-      controls={<Severities severity={severity} onChange={setSeverity} />}
+      controls={
+        <Severities
+          severity={severity}
+          onChange={(id) => setParam("severity", id === "all" ? null : id)}
+        />
+      }
     >
       {!findings.length && <Empty>No findings ({page.value.run.checks}).</Empty>}
       {findings.length > 0 && !matching.length && <Empty>No finding matches the filter.</Empty>}
@@ -62,11 +69,11 @@ function matchesFilter(finding: FindingItem, severity: string): boolean {
 }
 
 function FilterNote({ numMatching, numAll }: { numMatching: number; numAll: number }) {
-  if (numMatching === numAll || selected.value < 0) return null;
+  if (numMatching === numAll || !hasModuleSelection.value) return null;
   return (
     <>
-      {numMatching} of {numAll} in <b class="mono">{moduleName(selected.value)}</b>
-      <button type="button" class="text-button" onClick={() => select(-1)}>
+      {numMatching} of {numAll} in <b class="mono">{selectedName.value}</b>
+      <button type="button" class="text-button" onClick={() => clear("module")}>
         show all modules
       </button>
     </>
@@ -97,12 +104,10 @@ function Severities({ severity, onChange }: SeverityProps) {
 
 function Finding({ finding }: { finding: FindingItem }) {
   return (
-    <li class="finding">
+    <li class={`finding tone-${toneOf(finding.severity)}`}>
       <div class="finding-head">
         <Badge word={finding.severity} />
-        <span class="finding-rule">
-          <Highlight text={finding.rule} />
-        </span>
+        <Rule finding={finding} />
         <FindingSubject finding={finding} />
         {finding.count > 1 && (
           <span class="chip" title={`${finding.count} identical`}>
@@ -110,6 +115,7 @@ function Finding({ finding }: { finding: FindingItem }) {
           </span>
         )}
         {finding.ranks && <span class="finding-ranks">{finding.ranks}</span>}
+        {finding.cost && <span class="finding-cost">{finding.cost}</span>}
       </div>
       <p class="finding-fact">
         <Highlight text={finding.fact} />
@@ -120,7 +126,29 @@ function Finding({ finding }: { finding: FindingItem }) {
         </p>
       )}
       <SourceLine source={finding.source} />
+      {finding.documentation && (
+        <p class="finding-page">
+          An example and the fix: <code>{finding.documentation}</code>
+        </p>
+      )}
     </li>
+  );
+}
+
+/** The rule's name, which explains itself on hover and on focus. */
+function Rule({ finding }: { finding: FindingItem }) {
+  const name = <Highlight text={finding.rule} />;
+  if (!finding.explanation) return <span class="finding-rule">{name}</span>;
+  return (
+    <dfn
+      class="finding-rule term"
+      // biome-ignore lint/a11y/noNoninteractiveTabindex: focus shows the meaning, as hovering does
+      tabIndex={0}
+      aria-description={finding.explanation}
+      {...tip(finding.explanation)}
+    >
+      {name}
+    </dfn>
   );
 }
 

@@ -1,0 +1,284 @@
+"""What a recording shows about a run, judged by rules: memory, compiled functions and results.
+
+Each rule has a section in docs/guide/verdict.md; `traffic_judgements.py` has those on collectives,
+and `verdict.py` puts all results in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record import (
+    FINE,
+    TOLERABLE,
+    Condition,
+    Diagnosis,
+    Explanation,
+    FallbackKind,
+    MemoryProfile,
+    Parallelization,
+    Parity,
+    Recording,
+    Source,
+    Verdict,
+)
+from shardscope.record.units import format_bytes, plural
+from shardscope.report.text.compiler import fold_explanations, name_condition
+from shardscope.report.text.memory_profile import describe_room, find_worst, most_bytes
+from shardscope.report.text.style import format_share
+
+TIGHT = 0.9  # share of the device's memory
+
+
+class Judgement(StrEnum):
+    """How good what was recorded is, the worst first."""
+
+    WRONG = "wrong"  # it computes something else
+    FAILS = "fails"  # it raises, hangs, or does not fit
+    SUSPECT = "suspect"  # it may be wrong or fail, which depends on what was intended
+    COSTLY = "costly"  # it works, and costs more than it needs
+    UNKNOWN = "not judged"  # nothing that was recorded tells
+    FINE = "fine"
+
+
+class Concern(Struct, frozen=True, kw_only=True):
+    """A judgement on one part of a recording.
+
+    `fact` and `reason` are clauses without a full stop: what was recorded, and why that is bad or
+    is not. `rule` is a heading of docs/guide/verdict.md, or the rule of a finding. `module` is a
+    module's name, folded if it stands for several layers.
+    """
+
+    judgement: Judgement
+    rule: str
+    fact: str
+    reason: str
+    view: str = ""
+    module: str | None = None
+    source: Source | None = None
+
+    @property
+    def words(self) -> str:
+        """Fact and reason in one clause."""
+        return f"{self.fact}: {self.reason}" if self.reason else self.fact
+
+
+def judge_memory(recording: Recording) -> Iterator[Concern]:
+    """Judge the rank that needs most memory."""
+    if not recording.memory:
+        return
+    worst = find_worst(recording.memory)
+    device, needed = worst.device_bytes, worst.needed_bytes
+    if device is None or needed is None:
+        judgement, rule = Judgement.UNKNOWN, "device-not-given"
+        reason = "whether that fits is not known, as the memory of the device was not given"
+    else:
+        reason = describe_room(device, needed).plain.replace(": ", " and ")
+        is_tight = needed > TIGHT * device
+        judgement = Judgement.COSTLY if is_tight else Judgement.FINE
+        rule = "little-memory-left" if is_tight else "fits"
+        if needed > device:
+            judgement, rule = Judgement.FAILS, "does-not-fit"
+    yield Concern(
+        judgement=judgement,
+        rule=rule,
+        fact=_describe_peak(worst),
+        reason=reason,
+        view="memory",
+        module=worst.peak_module or None,
+    )
+
+
+def _describe_peak(profile: MemoryProfile) -> str:
+    most = format_bytes(most_bytes(profile))
+    sizes: Counter[str] = Counter()
+    for use in profile.at_peak:
+        sizes[use.kind] += use.num_bytes
+    is_first = (profile.first_peak_bytes or 0) > profile.peak_bytes
+    if not sizes or is_first:
+        when = "in the first step" if is_first else f"in {profile.peak_phase}"
+        return f"Memory peaks at {most} on rank {profile.rank:,}, {when}"
+    kind, num_bytes = sizes.most_common(1)[0]
+    where = f" of {profile.peak_module}" if profile.peak_module else ""
+    share = format_share(num_bytes, profile.peak_bytes)
+    return (
+        f"{kind.replace('_', ' ').capitalize()} take {share} of the peak of {most} on rank "
+        f"{profile.rank:,}, in {profile.peak_phase}{where}"
+    )
+
+
+def judge_programs(recording: Recording) -> Iterator[Concern]:
+    """Judge compiled functions, op coverage and parallel programs, apart from their results."""
+    for explanation, _ in fold_explanations(recording.explanations):
+        yield from _judge_explanation(explanation)
+    yield from _judge_coverage(recording)
+    for program in recording.parallel:
+        replicated = [item for item in program.fallbacks if item.kind is FallbackKind.REPLICATE]
+        if replicated:
+            worst = max(replicated, key=lambda item: item.size_bytes)
+            moved = format_bytes(sum(item.size_bytes for item in replicated))
+            yield Concern(
+                judgement=Judgement.COSTLY,
+                rule="fallbacks",
+                fact=f"{plural(len(replicated), 'op')} of {program.program} ran on gathered "
+                f"inputs, such as {worst.op}; {moved} moved",
+                reason="every rank computes all of them",
+                view="proof",
+                module=worst.module or None,
+                source=worst.source,
+            )
+
+
+def _judge_explanation(explanation: Explanation) -> Iterator[Concern]:
+    name = explanation.target or "the compiled function"
+    breaks, skips = explanation.break_sites, explanation.skipped_frames
+    counts = {
+        "line that breaks its graph": len(breaks),
+        "function that runs eagerly": len(skips),
+        "recompilation": explanation.num_recompiles,
+    }
+    if any(counts.values()):
+        words = [_count(count, noun) for noun, count in counts.items() if count]
+        yield Concern(
+            judgement=Judgement.COSTLY,
+            rule="graph-breaks",
+            fact=f"{name} has {', '.join(words)}",
+            reason="each graph is optimized by itself, and Python runs between them",
+            view="compiler",
+            source=breaks[0].source if breaks else next((skip.source for skip in skips), None),
+        )
+    elif explanation.num_graphs and not explanation.failure:
+        yield Concern(
+            judgement=Judgement.FINE,
+            rule="graph-breaks",
+            fact=f"{name} is compiled to {plural(explanation.num_graphs, 'graph')} without a break",
+            reason="",
+            view="compiler",
+        )
+
+
+_PLURALS = {
+    "line that breaks its graph": "lines that break its graph",
+    "function that runs eagerly": "functions that run eagerly",
+}
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {_PLURALS[noun]}" if count > 1 and noun in _PLURALS else plural(count, noun)
+
+
+# The worst first, with what it means for an op.
+_COVERED = {
+    Verdict.WRONG: (Judgement.WRONG, "gives other numbers on sharded inputs"),
+    Verdict.MISSING: (Judgement.FAILS, "raises an error on its inputs as they are sharded"),
+    Verdict.REPLICATED: (Judgement.COSTLY, "runs only with every input replicated"),
+}
+
+
+def _judge_coverage(recording: Recording) -> Iterator[Concern]:
+    """Judge the first level; without a plan nothing is known of the placements that are used."""
+    for covered in recording.coverage[:1]:
+        worst = next((v for v in _COVERED if any(op.verdict is v for op in covered.ops)), None)
+        if worst is None:
+            judgement = Judgement.FINE
+            fact = f"All {plural(len(covered.ops), 'op')} can run sharded ({covered.level})"
+            ops, reason = list(covered.ops[:1]), ""
+        else:
+            judgement, clause = _COVERED[worst]
+            ops = [op for op in covered.ops if op.verdict is worst]
+            more = f" (and {plural(len(ops) - 1, 'other op')})" if len(ops) > 1 else ""
+            fact, reason = f"{ops[0].op}{more} {clause}", ""
+            if not covered.has_plan:
+                judgement = Judgement.UNKNOWN
+                reason = "without a plan every sharding was tried, used or not"
+        if covered.ops:
+            yield Concern(
+                judgement=judgement,
+                rule="coverage",
+                fact=fact,
+                reason=reason,
+                view="coverage",
+                source=next(iter(ops[0].sources), None) if worst else None,
+            )
+
+
+def judge_results(recording: Recording) -> Iterator[Concern]:
+    """Judge whether results are those of a single device, or of eager execution."""
+    yield from map(_judge_parity, recording.parity)
+    yield from map(_judge_program, recording.parallel)
+    yield from map(_judge_diagnosis, recording.diagnoses)
+
+
+def _judge_parity(parity: Parity) -> Concern:
+    wrong = [tensor for tensor in parity.tensors if tensor.agreement not in TOLERABLE]
+    count = plural(len(parity.tensors), "tensor")
+    if not wrong:
+        is_empty = not parity.tensors
+        return Concern(
+            judgement=Judgement.UNKNOWN if is_empty else Judgement.FINE,
+            rule="parity",
+            fact="Parity compared nothing"
+            if is_empty
+            else f"All {count} agree with a single device",
+            reason="the step produced no tensors" if is_empty else "",
+            view="proof",
+        )
+    first = next(iter(parity.divergences), None)
+    where = f", first in {first.module or 'the model itself'}" if first else ""
+    suspect = first.suspect.replace("_", " ") if first else "unknown"
+    return Concern(
+        judgement=Judgement.WRONG,
+        rule="parity",
+        fact=f"{len(wrong):,} of {count} differ from a single device{where}",
+        reason="the cause is not known" if suspect == "unknown" else f"likely a {suspect}",
+        view="proof",
+        module=(first.module or None) if first else None,
+        source=first.source if first else None,
+    )
+
+
+def _judge_program(program: Parallelization) -> Concern:
+    name, count = f"the partitioned {program.program}", plural(len(program.verdicts), "tensor")
+    differing = [verdict for verdict in program.verdicts if verdict.agreement not in FINE]
+    if differing:
+        judgement = Judgement.WRONG
+        fact = f"{len(differing):,} of {count} of {name} differ from the original"
+    elif program.verdicts:
+        judgement, fact = Judgement.FINE, f"All {count} of {name} agree with the original"
+    else:
+        judgement, fact = Judgement.UNKNOWN, f"Nothing of {name} was compared with the original"
+    return Concern(
+        judgement=judgement,
+        rule="parallel-program",
+        fact=fact,
+        reason="" if program.verdicts else program.unverified.rstrip("."),
+        view="proof",
+    )
+
+
+_WRONG = (Condition.WRONG_RESULT, Condition.NAN, Condition.MISSING_ERROR)
+
+
+def _judge_diagnosis(diagnosis: Diagnosis) -> Concern:
+    condition = diagnosis.condition
+    if condition in _WRONG:
+        judgement = Judgement.WRONG
+    elif condition is Condition.NONDETERMINISTIC:
+        judgement = Judgement.UNKNOWN
+    else:
+        judgement = Judgement.FAILS if condition.is_bad else Judgement.FINE
+    suspect = next(iter(diagnosis.suspects), None)
+    where = f", at {suspect.op}" if suspect else ""
+    return Concern(
+        judgement=judgement,
+        rule="compiled-result",
+        fact=f"{diagnosis.target} under {diagnosis.backend}: {name_condition(condition)}{where}",
+        reason=diagnosis.fact.rstrip(".") if condition.is_bad else "",
+        view="compiler",
+        module=suspect.module if suspect else None,
+        source=suspect.source if suspect else None,
+    )
