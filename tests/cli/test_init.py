@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from shardscope.cli import main
+from shardscope.cli import ci_files, main
 from shardscope.cli.ci_settings import read_settings
 from shardscope.cli.source_scan import read_source
 from shardscope.cli.target import isolated_argv, load_program
@@ -133,12 +134,12 @@ def test_a_target_for_a_decoder_runs_and_its_contract_is_recorded(here: Path) ->
 
 def test_nothing_is_run_unless_asked_and_nothing_is_overwritten(here: Path) -> None:
     Path("decoder.py").write_text(MODEL)
-    assert init("decoder.py", "--ci", "gitlab").exit_code == 0
+    assert init("decoder.py", "--ci", "gitlab", "--install", "wheels/x.whl").exit_code == 0
     assert not Path("imported").exists()
     settings = read_settings("shardscope.toml")
     assert settings.contract is None
     before = {path: path.read_bytes() for path in here.iterdir()}
-    for arguments in (["decoder.py"], ["decoder.py", "-o", "other.py", "--ci", "gitlab"]):
+    for arguments in (["decoder.py"], ["decoder.py", "-o", "other.py", "--ci", "pre-commit"]):
         result = init(*arguments)
         assert result.exit_code == 2
         assert "already exists, and init overwrites nothing. Remove it first" in result.stderr
@@ -182,7 +183,10 @@ def test_a_function_that_builds_the_model_is_preferred_and_a_name_can_be_given(
 
 def test_a_program_needs_no_target_and_gets_a_workflow(here: Path) -> None:
     Path("requirements.txt").touch()
-    result = init("--ci", "github", "--", "train.py", "--name", "a b")
+    result = init(
+        *("--ci", "github", "--install", "shardscope @ git+https://example.com/x"),
+        *("--", "train.py", "--name", "a b"),
+    )
     assert result.exit_code == 0, result.stderr
     (command,) = read_settings("shardscope.toml").commands
     assert command.words == ("run", "--", "train.py", "--name", "a b")
@@ -191,11 +195,36 @@ def test_a_program_needs_no_target_and_gets_a_workflow(here: Path) -> None:
     steps = workflow["jobs"]["shardscope"]["steps"]
     runs = [step["run"] for step in steps if "run" in step]
     assert runs == [
-        "pip install shardscope -r requirements.txt",
+        "pip install 'shardscope @ git+https://example.com/x' -r requirements.txt",
         "shardscope ci --output shardscope-ci --comment",
     ]
     # Files for a further service need nothing else.
     assert init("--ci", "pre-commit").exit_code == 0
+
+
+def test_ci_installs_the_repository_that_shardscope_was_installed_from(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = {
+        "files": '{"url": "file:///checkout", "dir_info": {"editable": true}}',
+        "git": '{"url": "https://example.com/x", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+    }
+    Path("shardscope.toml").write_text("[ci]\nrecord = ['demo']\n")
+    for kind, text in origins.items():
+        info = here / kind / "shardscope-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shardscope\nVersion: 0\n")
+        (info / "direct_url.json").write_text(text)
+        installed = importlib.metadata.Distribution.at(info)
+        monkeypatch.setattr(ci_files, "distribution", lambda _, installed=installed: installed)
+        result = init("--ci", "github")
+        if kind == "files":
+            assert result.exit_code == 2
+            assert "there is no telling which shardscope CI is to install" in result.stderr
+            assert not Path(".github").exists()
+    assert "pip install 'shardscope @ git+https://example.com/x@abc'\n" in (
+        Path(".github/workflows/shardscope.yml").read_text()
+    )
 
 
 def test_a_target_that_fails_when_it_is_run_is_kept_and_explained(here: Path) -> None:
@@ -218,7 +247,7 @@ def test_a_target_that_fails_when_it_is_run_is_kept_and_explained(here: Path) ->
         (["decoder.py", "--model", "Decodr"], "Did you mean 'Decoder'?"),
         (["decoder.py", "--", "train.py"], "init got decoder.py before -- and a program after it."),
         (["not-a-name.py"], "not-a-name.py cannot be imported by that name. Rename it"),
-        (["--ci", "github"], "there is nothing to record: 'shardscope.toml' has no list"),
+        (["--ci", "pre-commit"], "there is nothing to record: 'shardscope.toml' has no list"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_sentence(

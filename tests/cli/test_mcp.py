@@ -21,7 +21,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult
+from mcp.types import CallToolResult, ListRootsResult, Root
+from pydantic import FileUrl
 
 from cli.small_target import TARGET
 from cli.test_help import COMMANDS
@@ -46,6 +47,15 @@ time.sleep(600)
 T = TypeVar("T")
 
 
+def make_parameters(folder: Path) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "shardscope", "mcp"],
+        env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1"),
+        cwd=folder,
+    )
+
+
 class Agent:
     """A client that is connected to one server, used from synchronous tests."""
 
@@ -60,14 +70,8 @@ class Agent:
         self.client = self._connected.result(timeout=60)
 
     async def _connect(self) -> None:
-        parameters = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "shardscope", "mcp"],
-            env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1"),
-            cwd=self.folder,
-        )
         try:
-            async with Client(stdio_client(parameters)) as client:
+            async with Client(stdio_client(make_parameters(self.folder))) as client:
                 self._connected.set_result(client)
                 await self._is_done.wait()
         except BaseException as error:
@@ -262,6 +266,23 @@ def is_running(pid: int) -> bool:
 def test_the_skill_is_a_resource(agent: Agent) -> None:
     resource = agent.wait(agent.client.read_resource("shardscope://skill"))
     assert resource.contents[0].text == read_skill()  # type: ignore[union-attr]
+
+
+def test_paths_are_relative_to_the_root_that_a_client_names(tmp_path: Path) -> None:
+    root = tmp_path / "a project"
+    root.mkdir()
+    save(make_pair()[0], root / "run.json")
+
+    async def list_roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=FileUrl(root.as_uri()))])
+
+    async def call() -> CallToolResult:
+        transport = stdio_client(make_parameters(tmp_path))
+        client = Client(transport, mode="legacy", list_roots_callback=list_roots)
+        async with client:
+            return await client.call_tool("show", {"files": ["run.json"]})
+
+    assert asyncio.run(call()).structured_content["exit_code"] == 0
 
 
 @pytest.mark.parametrize("how", ["eof", "interrupt"])

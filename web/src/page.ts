@@ -128,6 +128,7 @@ export interface Communication {
   implicit_causes: readonly number[];
   calls: Calls;
   steps: readonly StepMark[];
+  num_served: number;
   spans: Spans;
   timings: readonly Timing[];
   matrix: Matrix | null;

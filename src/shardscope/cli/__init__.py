@@ -48,6 +48,7 @@ _VERBS = {
     "diagnose": "Compare a compiled model with eager, and locate the op that differs.",
     "show": "Print a recording.",
     "report": "Save a recording as an HTML page that opens offline.",
+    "serve": "Show a recording of any size in a browser, over a local server.",
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib.metadata import distribution
 from pathlib import Path
+
+from shardscope.errors import TargetError
 
 _GITHUB = """\
 # Checks the contract of shardscope.toml, and compares each pull request with its base.
@@ -73,14 +78,32 @@ CI_FILES = {
 """The path and the text of each file, by the name that `--ci` takes."""
 
 
-def render_ci_file(name: str) -> tuple[Path, str]:
-    """The path of a file and its text; it installs what the current folder's program needs."""
-    requirements = ["shardscope"]
+def render_ci_file(name: str, install: str | None) -> tuple[Path, str]:
+    """The path of a file and its text; it installs what the current folder's program needs.
+
+    `install` is the requirement of shardscope itself; without it, the repository that it was
+    installed from here.
+    """
+    path, text = CI_FILES[name]
+    if name == "pre-commit":
+        return Path(path), text
+    requirements = [shlex.quote(install or _find_requirement())]
     if Path("requirements.txt").is_file():
         requirements.append("-r requirements.txt")
     if Path("pyproject.toml").is_file() or Path("setup.py").is_file():
         requirements.append("-e .")
-    path, text = CI_FILES[name]
-    if name == "pre-commit":
-        return Path(path), text
     return Path(path), text.format(requirements=" ".join(requirements))
+
+
+def _find_requirement() -> str:
+    """The repository and the commit that shardscope was installed from, as pip noted them."""
+    note = distribution("shardscope").read_text("direct_url.json") or "{}"
+    origin = json.loads(note)
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    if commit is None:
+        raise TargetError(
+            "there is no telling which shardscope CI is to install: it is not on the package "
+            "index, and was installed here from files. Name a wheel in your repository, or a "
+            "repository: --install wheels/shardscope.whl."
+        )
+    return f"shardscope @ git+{origin['url']}@{commit}"

@@ -35,7 +35,8 @@ _MAX_NAMED = 6
     examples=[
         "shardscope init model.py",
         "shardscope init package/model.py --model Transformer --mesh dp=8 --contract",
-        "shardscope init --contract --ci github -- train.py --lr 3e-4",
+        "shardscope init --contract -- train.py --lr 3e-4",
+        "shardscope init --ci github --install wheels/shardscope.whl",
         "shardscope init --ci pre-commit",
     ],
     takes_program=True,
@@ -67,6 +68,11 @@ _MAX_NAMED = 6
     multiple=True,
     help="Also write the file of a CI service; may be given several times.",
 )
+@click.option(
+    "--install",
+    metavar="REQUIREMENT",
+    help="Which shardscope CI installs with pip, such as a wheel in your repository.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -77,6 +83,7 @@ def command(
     is_run: bool,
     has_contract: bool,
     services: tuple[str, ...],
+    install: str | None,
 ) -> None:
     """Write what shardscope needs for your model: a target, a contract, files for CI.
 
@@ -104,7 +111,7 @@ def command(
     elif services:
         read_settings(_CONTRACT)  # raises if it does not say what to record
     for service in services:
-        path, text = render_ci_file(service)
+        path, text = render_ci_file(service, install)
         files[path] = text
     _write(files)
     if command_line is not None:

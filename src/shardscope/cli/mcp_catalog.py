@@ -70,7 +70,8 @@ TOOLS = (
         text="Start here for a training script: run it unmodified, without GPUs, as ranks of a "
         "simulated cluster of any size, for a few steps. Reports what it communicates and why, "
         "its peak memory and whether it fits, how parameters are sharded, graph breaks, and "
-        "problems with remedies. Executes the script.",
+        "problems with remedies. For hangs give ranks=all: it names the line where ranks issue "
+        "different collectives. Executes the script.",
         arguments=(
             *_CLUSTER,
             _RANKS,

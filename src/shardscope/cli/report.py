@@ -15,7 +15,10 @@ from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
+from shardscope.report.html.communication_rows import MAX_CALLS
 from shardscope.report.html.html import render_html
+
+_MAX_BYTES = 5_000_000
 
 
 @click.command(
@@ -48,7 +51,10 @@ def command(
         check_distinct(target, [*files, *filter(None, [against])])
         check_output(target, force=force)
     with show_progress("reporting") as report:
-        document = _draw(files, against, report)
+        recording = load_reviewed(files, report)
+        add_recording(recording, files)
+        document = _draw(recording, files, against, report)
+    _advise(recording, document)
     if target == "-":
         write_out([document])
         return
@@ -57,15 +63,28 @@ def command(
         _open(target)
 
 
-def _draw(files: tuple[str, ...], against: str | None, report: Callable[[str], None]) -> bytes:
-    before: Recording | None = None
-    if against is not None:
-        before = load_reviewed([against], report)
-    recording = load_reviewed(files, report)
-    add_recording(recording, files)
+def _draw(
+    recording: Recording,
+    files: tuple[str, ...],
+    against: str | None,
+    report: Callable[[str], None],
+) -> bytes:
+    before = None if against is None else load_reviewed([against], report)
     report("drawing")
     titles = (against or "", _name_files(files))
     return render_html(recording, against=before, titles=titles, files=files).encode("utf-8")
+
+
+def _advise(recording: Recording, document: bytes) -> None:
+    """Name the command for recordings that are too large for one file."""
+    facts = []
+    if len(recording.collectives) > MAX_CALLS:
+        facts.append(f"lists {MAX_CALLS:,} of {len(recording.collectives):,} collectives at most")
+    if len(document) > _MAX_BYTES:
+        facts.append(f"has {len(document) / 1e6:.1f} MB")
+    if facts:
+        sentence = f"the page {' and '.join(facts)}. `shardscope serve` shows all of a recording."
+        click.echo(f"shardscope: {sentence}", err=True)
 
 
 def _name_files(files: tuple[str, ...]) -> str:

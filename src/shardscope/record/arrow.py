@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -65,6 +66,14 @@ def make_arrow_schema(columns: Sequence[Column]) -> Any:
     """The Arrow schema of columns."""
     pyarrow = import_package("pyarrow", "a recording as an Arrow table")
     return pyarrow.schema([(column.name, _find_type(pyarrow, column.type)) for column in columns])
+
+
+def make_integers(values: Iterable[int]) -> Any:
+    """An Arrow array of 64-bit integers; unlike `pyarrow.array`, it does not import pandas."""
+    pyarrow = import_package("pyarrow", "a recording as an Arrow table")
+    numbers = array("q", values)
+    buffers = [None, pyarrow.py_buffer(numbers)]
+    return pyarrow.Array.from_buffers(pyarrow.int64(), len(numbers), buffers)
 
 
 def _find_type(pyarrow: Any, kind: ColumnType) -> Any:

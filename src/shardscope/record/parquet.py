@@ -10,8 +10,9 @@ import base64
 import gzip
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, final
 
 import msgspec
@@ -19,7 +20,7 @@ from msgspec import inspect as types
 from msgspec.structs import replace
 
 from shardscope.errors import OutputError, RecordingError
-from shardscope.record.arrow import import_package, make_arrow, make_arrow_schema
+from shardscope.record.arrow import import_package, make_arrow, make_arrow_schema, make_integers
 from shardscope.record.base import Source
 from shardscope.record.encoding import FileHeader, encode_json, explain_damage
 from shardscope.record.files import MAX_BYTES, decompress, read_file
@@ -29,7 +30,7 @@ from shardscope.record.tables import Column, ColumnType, make_tables
 MAGIC = b"PAR1"
 ENDING = ".parquet"
 _HEADER_KEY, _RECORD_KEY = b"shardscope.header", b"shardscope.recording"
-_CAUSE = "cause_record"
+CAUSE_COLUMN = "cause_record"
 _MAX_ROWS = 2**24
 _MAX_FOOTER_BYTES = 2**30
 _ROWS_PER_GROUP = 2**17
@@ -62,22 +63,31 @@ def is_parquet_file(path: str | os.PathLike[str]) -> bool:
 
 def encode_parquet(recording: Recording) -> bytes:
     """A recording as the bytes of a Parquet file."""
+    return encode_columns(make_columns(recording), recording)
+
+
+def make_columns(recording: Recording) -> Any:
+    """The columns of a Parquet file: those of the table `collectives`, and each cause as JSON."""
     pyarrow = import_package("pyarrow", _PURPOSE)
-    writers = import_package("pyarrow.parquet", _PURPOSE)
-    table = make_arrow(recording)
     causes: dict[Any, str | None] = {None: None}
     for call in recording.collectives:
         if call.cause not in causes:
             causes[call.cause] = encode_json(call.cause).decode()
-    records = pyarrow.array(
-        [causes[call.cause] for call in recording.collectives], pyarrow.string()
+    records = [causes[call.cause] for call in recording.collectives]
+    return make_arrow(recording).append_column(
+        CAUSE_COLUMN, pyarrow.array(records, pyarrow.string())
     )
+
+
+def encode_columns(columns: Any, recording: Recording) -> bytes:
+    """A Parquet file of these columns, and of everything in a recording but its collectives."""
+    pyarrow = import_package("pyarrow", _PURPOSE)
+    writers = import_package("pyarrow.parquet", _PURPOSE)
     sink = pyarrow.BufferOutputStream()
-    table = table.append_column(_CAUSE, records)
     with writers.ParquetWriter(
-        sink, table.schema, compression="zstd", write_page_checksum=True
+        sink, columns.schema, compression="zstd", write_page_checksum=True
     ) as writer:
-        writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
+        writer.write_table(columns, row_group_size=_ROWS_PER_GROUP)
         writer.add_key_value_metadata(_encode_footer(recording))
     data: bytes = sink.getvalue().to_pybytes()
     return data
@@ -102,10 +112,11 @@ class ParquetRecording:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
+        texts = _list_texts()
         with self._explaining():
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise OSError("it is not a regular file")
-            self._file, footer = self._open()
+            self._file, footer = self._open(texts)
             metadata: Mapping[bytes, bytes] = footer.metadata or {}
             self.num_calls: int = footer.num_rows
             num_unpacked = sum(
@@ -121,7 +132,7 @@ class ParquetRecording:
         self._packed = metadata.get(_RECORD_KEY, b"")
         self.num_bytes = os.path.getsize(path)
 
-    def _open(self) -> tuple[Any, Any]:
+    def _open(self, texts: list[Column]) -> tuple[Any, Any]:
         """The file, opened so that texts are read as dictionaries, and its footer."""
         readers = import_package("pyarrow.parquet", _PURPOSE)
         footer = readers.ParquetFile(self.name, thrift_string_size_limit=_MAX_FOOTER_BYTES).metadata
@@ -129,7 +140,7 @@ class ParquetRecording:
         file = readers.ParquetFile(
             self.name,
             metadata=footer,
-            read_dictionary=[text.name for text in _list_texts() if text.name in names],
+            read_dictionary=[text.name for text in texts if text.name in names],
             page_checksum_verification=True,
         )
         return file, footer
@@ -173,10 +184,18 @@ class ParquetRecording:
                 self._refuse(f"the column {name} is missing")
         return table
 
-    def list_calls(self) -> Iterator[Collective]:
-        """Each collective as a record."""
+    def list_calls(
+        self, table: Any = None, ranks: Collection[int] | None = None
+    ) -> Iterator[Collective]:
+        """Each collective of a table that was read, or of the file, as a record."""
+        compute = import_package("pyarrow.compute", _PURPOSE)
+        chosen = None if ranks is None else make_integers(sorted(ranks))
         reader = _CallReader(self.name)
-        for batch in self.read_table().to_batches(max_chunksize=_BATCH_ROWS):
+        table = self.read_table() if table is None else table
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+            # Not the table: filtering it would first make one dictionary of those of all batches.
+            if chosen is not None:
+                batch = batch.filter(compute.is_in(batch.column("rank"), value_set=chosen))
             yield from reader.read(batch)
 
     def _check_column(self, column: Any, expected: Any) -> None:
@@ -206,7 +225,8 @@ class ParquetRecording:
                     f"the column {name} has values from {values['min']} to {values['max']}"
                 )
         elif isinstance(field_type, types.EnumType):
-            unknown = set(compute.unique(column).to_pylist()) - set(field_type.cls)
+            texts = (chunk.dictionary.to_pylist() for chunk in column.chunks)
+            unknown = {text for dictionary in texts for text in dictionary} - set(field_type.cls)
             if unknown:
                 self._refuse(f"the column {name} has an unknown value {str(min(unknown))[:40]!r}")
 
@@ -219,7 +239,7 @@ class ParquetRecording:
         pyarrow = import_package("pyarrow", _PURPOSE)
         try:
             yield
-        except (pyarrow.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             fact = " ".join(str(error).split())[:200] or type(error).__name__
             raise RecordingError(
                 f"'{self.name}' cannot be read as Parquet ({fact}). Copy it again, or record again."
@@ -229,15 +249,17 @@ class ParquetRecording:
 def _list_texts() -> list[Column]:
     columns = make_tables()["collectives"].columns
     texts = [column for column in columns if column.type is ColumnType.TEXT]
-    return [*texts, texts[0]._replace(name=_CAUSE)]
+    return [*texts, texts[0]._replace(name=CAUSE_COLUMN)]
 
 
+@cache
 def _expected_schema() -> Any:
     pyarrow = import_package("pyarrow", _PURPOSE)
     schema = make_arrow_schema(make_tables()["collectives"].columns)
-    return schema.append(pyarrow.field(_CAUSE, pyarrow.string()))
+    return schema.append(pyarrow.field(CAUSE_COLUMN, pyarrow.string()))
 
 
+@cache
 def _field_types() -> dict[str, types.Type]:
     """The types of collectives' fields, without None."""
     field_types = {}
@@ -249,6 +271,7 @@ def _field_types() -> dict[str, types.Type]:
     return field_types
 
 
+@cache
 def _required_fields() -> frozenset[str]:
     """Columns that every row has a value in."""
     info = types.type_info(Collective)
@@ -281,8 +304,8 @@ class _CallReader:
         if all(line in batch.schema.names for line in lines):
             rows = zip(*(self._read_column(batch, line) for line in lines), strict=True)
             columns["source"] = [self._find_source(row) for row in rows]
-        if _CAUSE in batch.schema.names:
-            columns["cause"] = [self._find_cause(t) for t in self._read_column(batch, _CAUSE)]
+        if CAUSE_COLUMN in batch.schema.names:
+            columns["cause"] = [self._find_cause(t) for t in self._read_column(batch, CAUSE_COLUMN)]
         names = tuple(columns)
         for values in zip(*columns.values(), strict=True):
             yield Collective(**dict(zip(names, values, strict=True)))

@@ -171,9 +171,27 @@ def _find_record(path: tuple[str, ...]) -> type[Any]:
 
 
 def _list_fields(record: type[Any]) -> tuple[types.Field, ...]:
-    info = types.type_info(record)
+    known = _inspect_records().get(record)  # not the rows of a record that is in columns
+    info = types.type_info(record) if known is None else known
     assert isinstance(info, types.StructType)
     return info.fields
+
+
+@cache
+def _inspect_records() -> dict[type[Any], types.StructType]:
+    """The types of a recording and of all records in it, which msgspec is slow to find out."""
+    infos: dict[type[Any], types.StructType] = {}
+    pending: list[types.Type] = [types.type_info(Recording)]
+    while pending:
+        info = pending.pop()
+        if isinstance(info, types.StructType) and info.cls not in infos:
+            infos[info.cls] = info
+            pending += [field.type for field in info.fields]
+        elif isinstance(info, types.UnionType):
+            pending += info.types
+        elif isinstance(info, types.VarTupleType):
+            pending.append(info.item_type)
+    return infos
 
 
 def _list_columns(record: type[Any]) -> Iterator[Column]:

@@ -166,7 +166,7 @@ def test_rows_of_traffic_are_merged_until_they_fit(monkeypatch: pytest.MonkeyPat
 
 
 def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communication, "_MAX_CALLS", 5)
+    monkeypatch.setattr(communication, "MAX_CALLS", 5)
     view = read(make_ranks(8, [{}] * 2))
     assert view.calls.rank == (0, 0)
     assert view.left_out == (

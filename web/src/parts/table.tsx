@@ -10,6 +10,8 @@ import { clear, isRankSelected, isSourceSelected, selection } from "../store/sel
 import { Empty } from "./empty_message";
 import { InCell } from "./facet_link";
 import { Highlight } from "./highlight";
+import { isNarrow } from "./narrow";
+import { shortenPath } from "./source_line";
 import {
   filterAndSortRows,
   formatSort,
@@ -22,7 +24,7 @@ import {
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
 import { formatNumber, pluralize } from "./units";
-import { useVirtualRows } from "./virtual_rows";
+import { findMaxRows, useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
   readonly title: string;
@@ -30,6 +32,7 @@ export interface Column extends Sortable {
   readonly width: number; // minimum, in rem
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
+  readonly isWhole?: boolean; // its texts, such as ops and lines, are never cut off
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
   readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
@@ -49,6 +52,13 @@ export interface TableProps {
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
+  readonly served?: ServedTable; // if a server filters and sorts the rows
+}
+
+/** Rows that a server has filtered and sorted; the table asks for those in sight. */
+export interface ServedTable {
+  readonly numRows: number;
+  readonly show: (first: number, end: number) => void;
 }
 
 /** Whether a position is selected, or one of several. */
@@ -62,11 +72,13 @@ function isAnySelected(
 function useRows(props: TableProps, sort: Sort | null): number[] {
   const { numRows, columns, isShown, modules, isSelected = isInSelection, sources, ranks } = props;
   const searchWords = words.value;
+  const numServed = props.served && Math.min(props.served.numRows, findMaxRows());
   const [module, { line, rank }] = [
     hasModuleSelection.value && selectedName.value,
     selection.value,
   ];
   return useMemo(() => {
+    if (numServed !== undefined) return Array.from({ length: numServed }, (_, row) => row);
     const isRowShown = (row: number): boolean =>
       (!isShown || isShown(row)) &&
       (module === false || !modules || isAnySelected(modules(row), isSelected)) &&
@@ -74,6 +86,7 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
       (!ranks || isRankSelected(ranks(row)));
     return filterAndSortRows({ numRows, columns, sort, words: searchWords, isShown: isRowShown });
   }, [
+    numServed,
     numRows,
     columns,
     sort,
@@ -97,6 +110,40 @@ function useSort(label: string, initial: Sort | null): [Sort | null, (sort: Sort
   return [sort, (next) => setParam(name, next && next !== initial ? formatSort(next) : null)];
 }
 
+const LETTER_REM = 0.56; // width of a letter in a cell
+const PADDING_REM = 2;
+const MAX_LETTERS = 90; // of a column whose texts are never cut off
+const NARROW_REM = 12; // width of the first column on a narrow screen
+const NARROW_FIGURE_REM = 5.5;
+
+/**
+ * Makes columns whose texts must not be cut off as wide as their longest text. On a narrow screen
+ * figures come right after the first column, so that they are visible without scrolling.
+ */
+function arrange(columns: readonly Column[], numRows: number): readonly Column[] {
+  const wide = columns.map((column) => (column.isWhole ? fitTexts(column, numRows) : column));
+  if (!isNarrow.value) return wide;
+  const [first, ...others] = wide;
+  if (!first) return wide;
+  const isFigure = ({ align }: Column): boolean => align === "end";
+  return [
+    { ...first, width: Math.min(columns[0]!.width, NARROW_REM) },
+    ...others
+      .filter(isFigure)
+      .map((column) => ({ ...column, width: Math.min(column.width, NARROW_FIGURE_REM) })),
+    ...others.filter((column) => !isFigure(column)),
+  ];
+}
+
+function fitTexts(column: Column, numRows: number): Column {
+  let longest = 0;
+  for (let row = 0; row < numRows; row++) {
+    longest = Math.max(longest, shortenPath(String(column.value(row) ?? "")).length);
+  }
+  const fitting = LETTER_REM * Math.min(longest, MAX_LETTERS) + PADDING_REM;
+  return { ...column, width: Math.max(column.width, fitting) };
+}
+
 const KEY_STEPS: Readonly<Record<string, number>> = {
   ArrowDown: 1,
   ArrowUp: -1,
@@ -107,7 +154,8 @@ const KEY_STEPS: Readonly<Record<string, number>> = {
 };
 
 export function Table(props: TableProps) {
-  const { label, numRows, columns, empty, modules, detail, onActive } = props;
+  const { label, numRows, empty, modules, detail, onActive } = props;
+  const columns = useMemo(() => arrange(props.columns, numRows), [props.columns, isNarrow.value]);
   const [sort, setSort] = useSort(label, props.sort ?? null);
   const [active, setActive] = useState(-1); // a row, not its index in `rows`
   const [activeColumn, setActiveColumn] = useState(-1); // of the active row; -1 is the row itself
@@ -127,6 +175,10 @@ export function Table(props: TableProps) {
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
+  useEffect(() => props.served?.show(first, end), [first, end, columns]);
+  useEffect(() => {
+    if (props.served) setActive(-1); // a row's number is its place in the server's order
+  }, [columns]);
   useEffect(() => {
     if (props.active === undefined || props.active === active) return;
     setActive(props.active);

@@ -177,8 +177,10 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       grow: 3,
       value: (row) => changeAt(row).path,
       cell: (row) => (
-        <span class="clip">
-          <ModuleLink module={changeAt(row).module} text={changeAt(row).path || "all modules"} />
+        <span class="clip-pair">
+          <span class="clip">
+            <ModuleLink module={changeAt(row).module} text={changeAt(row).path || "all modules"} />
+          </span>
           {changeAt(row).repeat > 1 && <span class="chip">×{changeAt(row).repeat}</span>}
         </span>
       ),

@@ -172,7 +172,11 @@ function makeColumns(curve: MemoryCurve): Column[] {
       width: 12,
       grow: 3,
       value: (row) => (rows[row]!.module < 0 ? "no module" : moduleName(rows[row]!.module)),
-      cell: (row) => <ModuleLink module={rows[row]!.module} text={linkText(rows[row]!.module)} />,
+      cell: (row) => (
+        <span class="clip">
+          <ModuleLink module={rows[row]!.module} text={linkText(rows[row]!.module)} />
+        </span>
+      ),
     },
     {
       id: "kind",

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 from shardscope.record import (
     SIMULATION_TIME,
@@ -39,6 +39,7 @@ from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
+    TrafficSummary,
     TrafficTotals,
     count_traffic,
     describe_unknown,
@@ -51,14 +52,13 @@ _MAX_SENDERS = 64
 _MAX_RANKS = 256  # including receivers, which may have no records
 
 
-def make_matrix(recording: Recording) -> tuple[Matrix | None, str]:
+def make_matrix(recording: Recording, summary: TrafficSummary) -> tuple[Matrix | None, str]:
     """Make the matrix of bytes between ranks, or None if there are too many, and a note on it."""
     if not recording.collectives:
         return None, ""
-    num_senders = len({call.rank for call in recording.collectives})
-    if num_senders > _MAX_SENDERS:
-        return None, f"Not drawn: {num_senders:,} ranks are too many to tell apart."
-    traffic = sum_sent_bytes(recording)
+    if summary.num_senders > _MAX_SENDERS:
+        return None, f"Not drawn: {summary.num_senders:,} ranks are too many to tell apart."
+    traffic = sum_sent_bytes(recording, summary)
     if traffic is None:
         return None, "Not drawn: too many receiving ranks."
     ranks = sorted({rank for pair in traffic.sent for rank in pair})
@@ -129,27 +129,35 @@ def make_timings(recording: Recording) -> tuple[Timing, ...]:
     )
 
 
-_MAX_CALLS = 30_000
+MAX_CALLS = 30_000
 _MAX_EXAMPLES = 8  # ranks named in a sentence
 
 
 def make_communication(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], index: Index
+    recording: Recording,
+    summary: TrafficSummary,
+    index: Index,
+    served: ServedCalls | None = None,
 ) -> Communication | None:
     """Make the view, or None if no collective was recorded and no span was timed."""
     if not recording.collectives and not recording.spans:
         return None
-    names, is_timed = _NameLists(recording), has_clock(recording)
-    chosen, left_out = _choose_calls(recording, rank_sets)
+    names, rank_sets = NameLists(recording), summary.rank_sets
+    is_timed = has_clock(recording)
+    chosen, left_out = _choose_calls(recording, summary)
     spans, spans_left_out = make_spans(recording)
-    matrix, matrix_note = make_matrix(recording)
+    matrix, matrix_note = make_matrix(recording, summary)
     traffic, traffic_note = _make_traffic(rank_sets, names, index)
+    calls = _make_calls(chosen, names, index, is_timed=is_timed)
+    if served is not None:
+        served.name_all(names, index)
     return Communication(
+        num_served=0 if served is None else served.num_calls,
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         traffic=traffic,
         traffic_note=traffic_note,
-        calls=_make_calls(chosen, names, index, is_timed=is_timed),
+        calls=calls,
         steps=make_step_marks(recording, chosen, is_timed=is_timed),
         spans=spans,
         timings=make_timings(recording),
@@ -168,8 +176,17 @@ def make_communication(
     )
 
 
+class ServedCalls(Protocol):
+    """Collectives that a server sends when the page asks for them."""
+
+    num_calls: int
+
+    def name_all(self, names: NameLists, index: Index) -> None:
+        """Add the names in all of them to the page's lists."""
+
+
 @final
-class _NameLists:
+class NameLists:
     """Lists of names that columns refer to by position."""
 
     def __init__(self, recording: Recording) -> None:
@@ -197,18 +214,18 @@ class _NameLists:
 
 
 def _choose_calls(
-    recording: Recording, rank_sets: tuple[IdenticalRanks, ...]
+    recording: Recording, summary: TrafficSummary
 ) -> tuple[Sequence[Collective], str]:
     """Choose the collectives to list, within a limit, and a note on those that are left out."""
-    calls, words = list(recording.collectives), []
-    if len(calls) > _MAX_CALLS:
-        calls = [call for rank_set in rank_sets for call in rank_set.calls]
-        if len(calls) < len(recording.collectives):
-            words.append(_name_examples(len(recording.collectives), rank_sets))
+    calls, words = list(recording.collectives), [summary.note] if summary.note else []
+    if summary.num_calls > MAX_CALLS:
+        calls = [call for rank_set in summary.rank_sets for call in rank_set.calls]
+        if len(calls) < summary.num_calls and not summary.note:
+            words.append(_name_examples(summary.num_calls, summary.rank_sets))
     calls.sort(key=attrgetter("rank", "order"))
-    if len(calls) > _MAX_CALLS:
-        words.append(f"Of {len(calls):,} calls, the first {_MAX_CALLS:,} are listed.")
-    return calls[:_MAX_CALLS], " ".join(words)
+    if len(calls) > MAX_CALLS:
+        words.append(f"Of {len(calls):,} calls, the first {MAX_CALLS:,} are listed.")
+    return calls[:MAX_CALLS], " ".join(words)
 
 
 def _name_examples(num_calls: int, rank_sets: tuple[IdenticalRanks, ...]) -> str:
@@ -236,7 +253,7 @@ def _make_ranks(rank_sets: tuple[IdenticalRanks, ...]) -> tuple[RankRow, ...]:
     return tuple(
         RankRow(
             ranks=format_ranks(rank_set.ranks),
-            example=rank_set.ranks[0].first,
+            example=rank_set.calls[0].rank if rank_set.calls else rank_set.ranks[0].first,
             num_ranks=count_ranks(rank_set.ranks),
         )
         for rank_set in rank_sets
@@ -270,7 +287,7 @@ _MERGES: dict[str, _ChangeKey] = {
 
 
 def _make_traffic(
-    rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
+    rank_sets: tuple[IdenticalRanks, ...], names: NameLists, index: Index
 ) -> tuple[Traffic, str]:
     """Sum collectives by all that can be selected, and a note on what is merged to fit a page."""
     rows: _TrafficRows = defaultdict(TrafficTotals)
@@ -335,7 +352,7 @@ def _sum_rows(rows: _TrafficRows, change: _ChangeKey) -> _TrafficRows:
 
 
 def _make_calls(
-    calls: Sequence[Collective], names: _NameLists, index: Index, *, is_timed: bool
+    calls: Sequence[Collective], names: NameLists, index: Index, *, is_timed: bool
 ) -> Calls:
     return Calls(
         rank=tuple(call.rank for call in calls),

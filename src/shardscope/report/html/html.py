@@ -16,7 +16,7 @@ from shardscope.record import Recording, escape_controls
 from shardscope.record.encoding import encode_json
 from shardscope.report.compare.changes_text import judge_changes
 from shardscope.report.compare.compare_recordings import compare
-from shardscope.report.html.communication_rows import make_communication
+from shardscope.report.html.communication_rows import ServedCalls, make_communication
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
 from shardscope.report.html.earlier_modules import make_earlier
@@ -35,7 +35,7 @@ from shardscope.report.html.overview_rows import (
 from shardscope.report.html.page import Page, build_comparison
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.model.traffic_totals import TrafficSummary, summarize_traffic
 from shardscope.report.text.verdict import judge
 
 _Record = TypeVar("_Record", bound=Struct)
@@ -83,12 +83,18 @@ def build_page(
     against: Recording | None = None,
     titles: tuple[str, str] = ("before", "after"),
     files: Sequence[str] = (),
+    summary: TrafficSummary | None = None,
+    served: ServedCalls | None = None,
 ) -> Page:
     """Build the page of a recording, compared with the earlier recording `against` if given.
 
-    `files` are those of the recording, which commands on the page name.
+    `files` are those of the recording, which commands on the page name. A server passes the
+    collectives that it sends when the page asks for them, and the `summary` of all collectives if
+    not all of them are in the recording.
     """
-    page = _build_views(recording, against=against, titles=titles, files=files)
+    page = _build_views(
+        recording, against=against, titles=titles, files=files, summary=summary, served=served
+    )
     earlier = list_figures(_build_views(against)) if against else ()
     return sanitize_page(replace(page, figures=list_figures(page), earlier_figures=earlier))
 
@@ -99,9 +105,12 @@ def _build_views(
     against: Recording | None = None,
     titles: tuple[str, str] = ("", ""),
     files: Sequence[str] = (),
+    summary: TrafficSummary | None = None,
+    served: ServedCalls | None = None,
 ) -> Page:
     recording = infer_modules(recording)
-    rank_sets = fold_ranks(recording)
+    summary = summary or summarize_traffic(recording)
+    rank_sets = summary.rank_sets
     tree = ModuleTree(recording, rank_sets)
     index = tree.index
     verdict = judge(recording, rank_sets)
@@ -125,7 +134,7 @@ def _build_views(
         findings=make_findings(recording, index, tree.subjects),
         gaps=make_gaps(recording),
         modules=modules,
-        communication=make_communication(recording, rank_sets, index),
+        communication=make_communication(recording, summary, index, served),
         sharding=make_sharding(recording, index),
         coverage=make_coverage(recording, index),
         compiler=make_compiler(recording, index),
@@ -192,13 +201,13 @@ def render_html(
     return render_page(build_page(recording, against=against, titles=titles, files=files))
 
 
-def render_page(page: Page) -> str:
-    """Render the document of a page that was built already."""
+def render_page(page: Page, *, is_served: bool = False) -> str:
+    """Render the document of a page that was built already; a served one may ask its server."""
     bundle = files("shardscope.report") / "bundle"
     script = _check_inline((bundle / "app.js").read_text(encoding="utf-8"), "</script", "<!--")
     style = _check_inline((bundle / "app.css").read_text(encoding="utf-8"), "</style")
     return _DOCUMENT.format(
-        policy=_make_policy(script),
+        policy=_make_policy(script, is_served=is_served),
         title=escape(page.run.title),
         style=style,
         apology=escape(_APOLOGY),
@@ -218,10 +227,11 @@ def _check_inline(text: str, *ends: str) -> str:
     return text
 
 
-def _make_policy(script: str) -> str:
-    """Return a policy that forbids all requests, and scripts whose hash is not that of ours."""
+def _make_policy(script: str, *, is_served: bool) -> str:
+    """Return a policy that forbids scripts other than ours, and requests but to our own server."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
+        + ("; connect-src 'self'" if is_served else "")
     )

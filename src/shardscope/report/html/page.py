@@ -143,6 +143,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
     steps: tuple[StepMark, ...] = ()
+    num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None

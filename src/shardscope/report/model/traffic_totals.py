@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -86,19 +87,29 @@ def fold_ranks(recording: Recording) -> tuple[IdenticalRanks, ...]:
     )
 
 
-def _profile(call: Collective) -> object:
-    size = (call.num_ranks, call.input_bytes, call.output_bytes, call.wire_bytes)
-    return (call.owner, call.phase, call.kind, call.axis, call.cause, size)
+# Ranks are identical if their collectives have the same values of these fields, in any order.
+PROFILE_FIELDS = (
+    "owner",
+    "phase",
+    "kind",
+    "axis",
+    "cause",
+    "num_ranks",
+    "input_bytes",
+    "output_bytes",
+    "wire_bytes",
+)
+_profile = attrgetter(*PROFILE_FIELDS)
 
 
 _MAX = 1 << 20  # receivers that are listed, counted once per route
-_SINGLE_RECEIVER = (CollectiveKind.SEND, CollectiveKind.GATHER)
+SINGLE_RECEIVER = (CollectiveKind.SEND, CollectiveKind.GATHER)
 _ALL_RECEIVERS = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SCATTER)
 
 # Sender and receiver.
 RankPair = tuple[int, int]
 # Sending rank, group, kind, and the receiving rank if the call names one.
-_Route = tuple[int, str, CollectiveKind, int | None]
+Route = tuple[int, str, CollectiveKind, int | None]
 
 
 class SendMatrix(NamedTuple):
@@ -108,23 +119,52 @@ class SendMatrix(NamedTuple):
     num_unknown: int  # calls left out because their destination was not recorded
 
 
-def sum_sent_bytes(recording: Recording) -> SendMatrix | None:
+class TrafficSummary(Struct, frozen=True, kw_only=True):
+    """What the views of a page need to know of all collectives of a recording.
+
+    `report/serve/large_run.py` computes it of files whose collectives are not made records; then a
+    note says what `rank_sets` leave out.
+    """
+
+    rank_sets: tuple[IdenticalRanks, ...]
+    num_calls: int
+    num_senders: int  # ranks that issued a collective
+    route_bytes: Mapping[Route, int]
+    route_calls: Mapping[Route, int]
+    note: str = ""
+
+
+def summarize_traffic(recording: Recording) -> TrafficSummary:
+    """Summarize the collectives of a recording."""
+    num_bytes, num_calls = _sum_routes(recording.collectives)
+    return TrafficSummary(
+        rank_sets=fold_ranks(recording),
+        num_calls=len(recording.collectives),
+        num_senders=len({call.rank for call in recording.collectives}),
+        route_bytes=num_bytes,
+        route_calls=num_calls,
+    )
+
+
+def sum_sent_bytes(
+    recording: Recording, summary: TrafficSummary | None = None
+) -> SendMatrix | None:
     """Sum bytes by sender and receiver; a rank's bytes add up to the wire bytes of its calls.
 
     Broadcast and reduce are counted as rings, like their wire bytes. None if there are too many
     pairs to show.
     """
     groups = {group.name: group.ranks for group in recording.groups}
-    num_bytes, num_calls = _sum_routes(recording.collectives)
+    summary = summary or summarize_traffic(recording)
     sent: Counter[RankPair] = Counter()
     num_unknown, num_listed = 0, 0
-    for route, total in num_bytes.items():
+    for route, total in summary.route_bytes.items():
         ranks = groups.get(route[1], ())
         num_listed += count_ranks(ranks) if route[2] in _ALL_RECEIVERS else 1
         if num_listed > _MAX:
             return None
         receivers = _find_receivers(route, ranks)
-        num_unknown += 0 if receivers else num_calls[route]
+        num_unknown += 0 if receivers else summary.route_calls[route]
         for receiver, share in zip(receivers, _share(total, len(receivers)), strict=True):
             sent[route[0], receiver] += share
     return SendMatrix(dict(sent), num_unknown)
@@ -135,24 +175,24 @@ def describe_unknown(num_calls: int) -> str:
     return f"{plural(num_calls, 'call')} left out: their destination was not recorded"
 
 
-def _sum_routes(calls: Iterable[Collective]) -> tuple[Counter[_Route], Counter[_Route]]:
+def _sum_routes(calls: Iterable[Collective]) -> tuple[Counter[Route], Counter[Route]]:
     """Sum bytes and calls by route, since a step may use a route thousands of times."""
-    num_bytes: Counter[_Route] = Counter()
-    num_calls: Counter[_Route] = Counter()
+    num_bytes: Counter[Route] = Counter()
+    num_calls: Counter[Route] = Counter()
     for call in calls:
         if call.wire_bytes:
-            peer = call.peer if call.kind in _SINGLE_RECEIVER else None
+            peer = call.peer if call.kind in SINGLE_RECEIVER else None
             route = (call.rank, call.group, call.kind, peer)
             num_bytes[route] += call.wire_bytes
             num_calls[route] += 1
     return num_bytes, num_calls
 
 
-def _find_receivers(route: _Route, ranks: tuple[RankSpan, ...]) -> list[int]:
+def _find_receivers(route: Route, ranks: tuple[RankSpan, ...]) -> list[int]:
     """List the ranks that the route's rank sends to."""
     rank, _, kind, peer = route
     at = _find_position(rank, ranks)
-    if kind in _SINGLE_RECEIVER:
+    if kind in SINGLE_RECEIVER:
         receivers = [] if peer is None else [peer]
     elif at is None or kind is CollectiveKind.RECV:
         receivers = []

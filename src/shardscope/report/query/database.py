@@ -26,6 +26,13 @@ _MAX_FACT = 300  # characters of a message of DuckDB's
 _MAX_COLUMNS = 12  # named in a message
 
 
+def connect() -> Any:
+    """Open an empty database in memory, whose settings cannot be changed."""
+    connection = import_package("duckdb", _PURPOSE).connect(":memory:", config=_CONFIG)
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
 @final
 class OpenRecording:
     """A recording whose tables are made when they are first asked for.
@@ -67,8 +74,7 @@ class Database:
         self._duckdb = import_package("duckdb", _PURPOSE)
         self._recordings = recordings
         self._registered: set[str] = set()
-        self._connection = self._duckdb.connect(":memory:", config=_CONFIG)
-        self._connection.execute("SET lock_configuration = true")
+        self._connection = connect()
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[str], list[Any]]:
         """The names of a query's columns, and its rows."""

@@ -1,5 +1,5 @@
 /** One collective: its tooltip and its details. */
-import type { Communication } from "../../page";
+import type { Calls, Communication } from "../../page";
 import { Badge } from "../../parts/badge";
 import { ModuleLink } from "../../parts/module_link";
 import { SourceLine } from "../../parts/source_line";
@@ -14,9 +14,9 @@ function getCommunication(): Communication {
 }
 
 /** `all_gather[tp]`. */
-export function formatCallName(row: number): string {
+export function formatCallName(row: number, calls: Calls = getCommunication().calls): string {
   const communication = getCommunication();
-  const { kind, axis } = communication.calls;
+  const { kind, axis } = calls;
   return `${communication.kinds[kind[row]!]}[${nameAxis(communication, axis[row]!)}]`;
 }
 
@@ -73,9 +73,16 @@ export function SpanTip({ row }: { row: number }) {
   );
 }
 
-export function CallDetail({ row }: { row: number }) {
+/** `calls` are those that `row` is a row of, by default the page's own. */
+export function CallDetail({
+  row,
+  calls = getCommunication().calls,
+}: {
+  row: number;
+  calls?: Calls;
+}) {
   const communication = getCommunication();
-  const { calls, causes, groups, phases, dtypes } = communication;
+  const { causes, groups, phases, dtypes } = communication;
   const { mesh, world_size } = page.value.run;
   const group = groups[calls.group[row]!];
   const coordinate = formatCoordinate(calls.rank[row]!, mesh, world_size);
@@ -84,7 +91,7 @@ export function CallDetail({ row }: { row: number }) {
   return (
     <div class="op-detail">
       <p class="cause-head">
-        <b class="mono">{formatCallName(row)}</b>
+        <b class="mono">{formatCallName(row, calls)}</b>
         {communication.implicit_causes.includes(calls.cause[row]!) && (
           <Badge word="implicit" tone="warn" />
         )}

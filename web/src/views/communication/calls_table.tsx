@@ -8,9 +8,12 @@ import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
+import { parseSort } from "../../parts/table_rows";
 import { formatBytesCell, formatNumber } from "../../parts/units";
 import { moduleName } from "../../store/modules";
+import { param } from "../../store/route";
 import { type Facet, formatLocation, selectedCalls } from "../../store/selection";
+import { type CallColumn, ServedRows, servedFilters } from "../../store/served_calls";
 import { CallDetail } from "./call_detail";
 import { selectCall, selectedCall } from "./selected_call";
 import { nameAxis } from "./totals";
@@ -20,6 +23,60 @@ interface Props {
 }
 
 export function CallsTable({ communication }: Props) {
+  return communication.num_served ? (
+    <ServedCallsTable communication={communication} />
+  ) : (
+    <PageCallsTable communication={communication} />
+  );
+}
+
+/** The columns of the table, where a server sorts by them, and the columns of its rows. */
+const SERVED_COLUMNS: Readonly<Record<string, CallColumn>> = {
+  wire: "wire_bytes",
+  input: "input_bytes",
+  output: "output_bytes",
+  line: "source",
+};
+
+function ServedCallsTable({ communication }: Props) {
+  const sort = parseSort(param("sort.collectives"));
+  const order = JSON.stringify({
+    sort: sort && (SERVED_COLUMNS[sort.column] ?? sort.column),
+    is_descending: sort?.isDescending ?? false,
+    filters: servedFilters.value,
+  });
+  const rows = useMemo(() => new ServedRows(JSON.parse(order)), [order]);
+  const columns = useMemo(() => makeServedColumns(communication, rows), [communication, rows]);
+  const show = useCallback((first: number, end: number) => rows.show(first, end), [rows]);
+  rows.numArrived.value; // draws again when rows arrive
+  return (
+    <Panel
+      title="All collectives"
+      note={rows.error.value || "Click a value to select it in every view, a row for its details."}
+    >
+      <Table
+        label="collectives"
+        numRows={communication.num_served}
+        columns={columns}
+        served={{ numRows: rows.numRows.value, show }}
+        detail={(row) => rows.hasRow(row) && <CallDetail row={row} calls={rows.columns} />}
+        empty="No collective was recorded."
+        height="min(60vh, 48rem)"
+      />
+    </Panel>
+  );
+}
+
+function makeServedColumns(communication: Communication, rows: ServedRows): Column[] {
+  const columns = makeColumns({ ...communication, calls: rows.columns }, communication.calls);
+  return columns.map(({ cell, value, ...column }) => ({
+    ...column,
+    value: (row) => (rows.hasRow(row) ? value(row) : null),
+    cell: (row) => (rows.hasRow(row) ? (cell?.(row) ?? value(row)) : <span class="dim">…</span>),
+  }));
+}
+
+function PageCallsTable({ communication }: Props) {
   const { calls, left_out } = communication;
   const columns = useMemo(() => makeColumns(communication), [communication]);
   const matches = selectedCalls.value;
@@ -46,7 +103,8 @@ export function CallsTable({ communication }: Props) {
   );
 }
 
-function makeColumns(communication: Communication): Column[] {
+/** `example` are calls that tell whether any call was issued in another module than its owner. */
+function makeColumns(communication: Communication, example = communication.calls): Column[] {
   const { calls, kinds, phases, causes, dtypes, groups } = communication;
   const bytes = (id: string, title: string, hint: string, column: readonly number[]): Column => ({
     id,
@@ -108,7 +166,7 @@ function makeColumns(communication: Communication): Column[] {
   });
   const triggerOf = (row: number): number =>
     calls.trigger[row] === calls.owner[row] ? -1 : calls.trigger[row]!;
-  const hasTriggers = calls.rank.some((_, row) => triggerOf(row) >= 0);
+  const hasTriggers = example.trigger.some((trigger, row) => trigger !== example.owner[row]);
   return [
     {
       ...text("kind", "Collective", 11, (row) => kinds[calls.kind[row]!]!),

@@ -103,6 +103,7 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       width: 10,
       grow: 2,
       isText: true,
+      isWhole: true,
       value: (row) => formatLocation(at(row).source),
       cell: (row) => <SourceLine source={at(row).source} isShort />,
     },
@@ -112,9 +113,11 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
 function FirstModule({ modules }: { modules: readonly number[] }) {
   if (!modules.length) return null;
   return (
-    <span class="clip">
-      <ModuleLink module={modules[0]!} />
-      {modules.length > 1 && <span class="dim"> and {formatNumber(modules.length - 1)} more</span>}
+    <span class="clip-pair">
+      <span class="clip">
+        <ModuleLink module={modules[0]!} />
+      </span>
+      {modules.length > 1 && <span class="dim">and {formatNumber(modules.length - 1)} more</span>}
     </span>
   );
 }

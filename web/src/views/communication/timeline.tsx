@@ -264,6 +264,8 @@ function describe(
     `${lanes}, ${along}.`,
     numLeftOut > 0 &&
       `${pluralize(numLeftOut, kind === "module" ? "module" : "rank")} more are not drawn.`,
+    // The table has all calls then, and does not say which of them the timeline has.
+    page.value.communication!.num_served > 0 && page.value.communication!.left_out,
     hasCalls && "Height: bytes sent; the mark below a bar is the collective itself.",
     hasCalls ? "Drag to zoom; Shift and drag selects a range." : "Drag to zoom.",
   ];

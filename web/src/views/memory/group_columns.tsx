@@ -116,8 +116,10 @@ function layerColumn(moduleOf: (row: number) => number): Column {
     cell: (row) => {
       const count = counts.get(moduleOf(row)) ?? 1;
       return (
-        <span class="clip">
-          <ModuleLink module={moduleOf(row)} text={nameOf(moduleOf(row))} />
+        <span class="clip-pair">
+          <span class="clip">
+            <ModuleLink module={moduleOf(row)} text={nameOf(moduleOf(row))} />
+          </span>
           {count > 1 && <span class="chip">×{count}</span>}
         </span>
       );
