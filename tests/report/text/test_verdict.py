@@ -318,7 +318,11 @@ CASES = {
         covered(Verdict.MISSING, has_plan=False),
         (U, "coverage", "without a plan every sharding was tried"),
     ),
-    "ops that all run sharded": (covered(Verdict.SHARDED), (OK, "coverage", "All 1 op can run")),
+    "ops that all run sharded": (
+        covered(Verdict.SHARDED),
+        (OK, "coverage", "All 1 op with sharded inputs run"),
+    ),
+    "ops without a sharded input": (covered(Verdict.LOCAL), (U, "coverage", "No input of 1 op is")),
     "a finding of wrong results": (
         make_recording(findings=(finding("tied-weights"),)),
         (W, "tied-weights", "w: it is odd"),

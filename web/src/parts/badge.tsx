@@ -45,7 +45,7 @@ const SHAPES: Readonly<Record<Tone, string>> = {
 
 /** The tone of a severity, a verdict or an agreement. */
 export function toneOf(word: string): Tone {
-  return TONES[word] ?? "quiet";
+  return TONES[word.replaceAll(" ", "_")] ?? "quiet";
 }
 
 export function ToneMark({ tone }: { tone: Tone }) {

@@ -32,7 +32,7 @@ export interface Column extends Sortable {
   readonly width: number; // minimum, in rem
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
-  readonly isWhole?: boolean; // its texts, such as ops and lines, are never cut off
+  readonly isNeverCut?: boolean; // its texts, such as ops and lines, are never cut off
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
   readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
@@ -121,7 +121,7 @@ const NARROW_FIGURE_REM = 5.5;
  * figures come right after the first column, so that they are visible without scrolling.
  */
 function arrange(columns: readonly Column[], numRows: number): readonly Column[] {
-  const wide = columns.map((column) => (column.isWhole ? fitTexts(column, numRows) : column));
+  const wide = columns.map((column) => (column.isNeverCut ? fitTexts(column, numRows) : column));
   if (!isNarrow.value) return wide;
   const [first, ...others] = wide;
   if (!first) return wide;

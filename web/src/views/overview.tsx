@@ -1,6 +1,7 @@
 /** The overview: key figures, findings, gaps and facts of the run. */
 import "./overview.css";
 import type { GapItem } from "../page";
+import { CommandWords } from "../parts/command";
 import { Panel } from "../parts/panel";
 import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
@@ -63,7 +64,11 @@ function Run() {
             </div>
           ))}
       </dl>
-      {run.command && <code class="run-command">{run.command}</code>}
+      {run.command && (
+        <code class="run-command">
+          <CommandWords text={run.command} />
+        </code>
+      )}
     </Panel>
   );
 }

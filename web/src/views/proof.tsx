@@ -43,7 +43,7 @@ function WhichTensors() {
 
 function Summary({ isFine, summary }: { isFine: boolean; summary: string }) {
   return (
-    <p class="proof-words">
+    <p class={isFine ? "proof-words" : "proof-words proof-wrong"}>
       <Badge word={isFine ? "the same" : "differs"} tone={isFine ? "good" : "bad"} />
       <span>{summary}</span>
     </p>

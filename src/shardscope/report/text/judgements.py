@@ -183,9 +183,14 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
     """Judge the first level; without a plan nothing is known of the placements that are used."""
     for covered in recording.coverage[:1]:
         worst = next((v for v in _COVERED if any(op.verdict is v for op in covered.ops)), None)
-        if worst is None:
+        num_sharded = sum(op.verdict is not Verdict.LOCAL for op in covered.ops)
+        if worst is None and not num_sharded:
+            judgement, ops = Judgement.UNKNOWN, list(covered.ops[:1])
+            fact = f"No input of {plural(len(covered.ops), 'op')} is sharded ({covered.level})"
+            reason = "so that coverage had nothing to test"
+        elif worst is None:
             judgement = Judgement.FINE
-            fact = f"All {plural(len(covered.ops), 'op')} can run sharded ({covered.level})"
+            fact = f"All {plural(num_sharded, 'op')} with sharded inputs run ({covered.level})"
             ops, reason = list(covered.ops[:1]), ""
         else:
             judgement, clause = _COVERED[worst]

@@ -103,7 +103,7 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       width: 10,
       grow: 2,
       isText: true,
-      isWhole: true,
+      isNeverCut: true,
       value: (row) => formatLocation(at(row).source),
       cell: (row) => <SourceLine source={at(row).source} isShort />,
     },

@@ -180,7 +180,7 @@ function makeColumns(graph: GraphItem): Column[] {
       align: "end",
       value: (row) => row,
     },
-    { id: "op", title: "Op", width: 12, grow: 2, isWhole: true, value: (row) => graph.op[row]! },
+    { id: "op", title: "Op", width: 12, grow: 2, isNeverCut: true, value: (row) => graph.op[row]! },
     { id: "kind", title: "Kind", width: 7, value: (row) => graph.kind[row]!.replaceAll("_", " ") },
     { id: "result", title: "Result", width: 11, grow: 1, value: (row) => graph.result[row]! },
     {
@@ -201,7 +201,7 @@ function makeColumns(graph: GraphItem): Column[] {
       title: "Line",
       width: 10,
       grow: 2,
-      isWhole: true,
+      isNeverCut: true,
       value: (row) => formatLocation(graph.line[row] ?? -1),
       cell: (row) => <SourceLine source={graph.line[row] ?? -1} isShort />,
     },
