@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
 
 from checked_repository import git, make_repository
@@ -137,29 +136,18 @@ def test_every_input_of_the_action_is_used_and_described() -> None:
     assert all("always()" in step["if"] for step in uploads)  # also after a failed check
 
 
-@pytest.mark.parametrize(
-    ("changed", "code", "text"),
-    [
-        ("pkg/unrelated.py", 0, "the changed files are not part of the recorded programs"),
-        ("pkg/sizes.py", 1, "1 of 3 limits broken"),
-    ],
-)
-def test_the_hook_checks_the_contract_only_if_a_changed_file_matters(
-    tmp_path: Path, changed: str, code: int, text: str
-) -> None:
-    assert HOOK["language"] == "system"
+def test_the_hook_records_nothing_if_no_changed_file_matters(tmp_path: Path) -> None:
+    assert HOOK["language"] == "system"  # it imports the user's model
     workspace = make_repository(tmp_path)
-    environment = {**os.environ, "GITHUB_BASE_REF": "", "OMP_NUM_THREADS": "1"}
     words = HOOK["entry"].split()
     assert words[0] == "shardscope"
     done = subprocess.run(
-        [sys.executable, "-m", *words, changed],
+        [sys.executable, "-m", *words, "pkg/unrelated.py"],
         cwd=workspace,
-        env=environment,
         check=False,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
-    assert done.returncode == code, done.stderr
-    assert text in done.stdout.splitlines()[-1]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "shardscope ci: the changed files are not part of the recorded programs\n"

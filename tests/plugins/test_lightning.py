@@ -78,7 +78,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     lab: Any, tmp_path: Path, package: str
 ) -> None:
     losses, states = [], []
-    for callbacks in ([], [ShardscopeCallback(2, output=tmp_path / "run.json")]):
+    for callbacks in ([], [ShardscopeCallback(2, output=tmp_path / "run.json", memory=True)]):
         model = lab.Learner()
         lab.fit(model, *callbacks)
         losses.append(model.losses)
@@ -86,7 +86,9 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     assert losses[0] == losses[1]
     assert states[0] == states[1]
     assert isinstance(callbacks[0], getattr(lab, package).Callback)
-    assert load(tmp_path / "run.json").collectives == ()
+    recording = load(tmp_path / "run.json")
+    assert recording.collectives == ()
+    assert recording.memory[0].is_live
 
 
 def test_training_that_raises_leaves_the_step_so_far_and_nothing_behind(

@@ -166,6 +166,7 @@ class _Tags(HTMLParser):
 
 def test_comparisons_and_layouts_render_as_coloured_text() -> None:
     changes = diff(samples.make_recording(), samples.make_varied())
+    assert "monospace" in changes._repr_html_()  # notebooks show it in another font by themselves
     shown = _Tags(changes._repr_html_())
     assert shown.tags == {"pre", "span"}
     assert "shardscope diff" in shown.text

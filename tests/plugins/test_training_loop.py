@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,8 @@ from shardscope.plugins.accelerate import observe as observe_accelerate
 from shardscope.plugins.torchtitan import observe as observe_trainer
 from shardscope.plugins.torchtitan import record_step
 from shardscope.plugins.training_loop import observe
+from shardscope.report.text.summary import render_text
+from shardscope.shard.memory.allocations import LiveStorages
 from trained_models import is_watched, leaving_torch_alone, make_batches, make_net, said, shard_net
 
 BATCHES = [torch.stack(make_batches(2)) for _ in range(8)]
@@ -85,19 +88,61 @@ def test_training_is_the_same_to_the_bit_with_and_without(
 ) -> None:
     results = []
     for is_observed in (False, True):
-        torch._dynamo.reset()
         model = make_net()
         if is_compiled:
             model.compile(backend="eager")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         if is_observed:
-            observe(model, optimizer, step=2, output=tmp_path / "run.json")
+            observe(model, optimizer, step=2, output=tmp_path / "run.json", memory=True)
         losses = train(model, optimizer)
         results.append(
             (losses, [p.tolist() for p in model.parameters()], torch.get_rng_state().tolist())
         )
     assert results[0] == results[1]
-    assert load(tmp_path / "run.json").run.num_forwards == 2
+    recording = load(tmp_path / "run.json")
+    assert recording.run.num_forwards == 2
+    assert len(recording.memory) == (not is_compiled)
+    fact = "the model is compiled" if is_compiled else "the step ran on the CPU"
+    assert [gap.place for gap in recording.gaps if fact in gap.fact] == ["memory"]
+
+
+def test_the_memory_of_a_live_step_is_that_of_its_tensors(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    optimizer = torch.optim.AdamW(model.parameters())
+    observe(model, optimizer, step=2, output=tmp_path / "run.json", memory=True)
+    batch = torch.ones(1024, 512)
+    for _ in range(2):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    recording = load(tmp_path / "run.json")
+    (profile,) = recording.memory
+    num_bytes: dict[str, int] = Counter()
+    for use in profile.at_peak:
+        num_bytes[str(use.kind)] += use.num_bytes
+    parameters = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert num_bytes["parameters"] == parameters
+    assert num_bytes["optimizer_state"] == 2 * parameters
+    assert (profile.is_live, profile.first_peak_bytes) == (True, None)
+    assert recording.run.instruments == ("trace", "memory")
+    assert "estimated from the ops of a step of the training run" in render_text(recording)
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode()
+
+
+def test_an_error_while_memory_is_observed_is_a_gap_and_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: LiveStorages, tensor: torch.Tensor) -> None:
+        raise RuntimeError("no storage today")
+
+    model = make_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    observe(model, optimizer, step=1, output=tmp_path / "run.json", memory=True)
+    monkeypatch.setattr(LiveStorages, "find_or_begin", fail)
+    assert len(train(model, optimizer)) == 8
+    recording = load(tmp_path / "run.json")
+    assert recording.memory == ()
+    assert "not observed to the end: RuntimeError: no storage today" in recording.gaps[-1].fact
 
 
 def test_a_step_contains_a_step_of_each_optimizer(tmp_path: Path) -> None:

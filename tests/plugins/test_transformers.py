@@ -79,14 +79,17 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     lab: Any, train: Callable[..., Any], tmp_path: Path
 ) -> None:
     losses, states = [], []
-    for callbacks in ([], [ShardscopeCallback(1, output=tmp_path / "run.json")]):
+    for callbacks in ([], [ShardscopeCallback(1, output=tmp_path / "run.json", memory=True)]):
         model = lab.make_regression()
         trainer = train(model, *callbacks, eval_strategy="steps", eval_steps=1)
         losses.append((model.losses, [log.get("eval_loss") for log in trainer.state.log_history]))
         states.append((torch.get_rng_state().tolist(), [p.tolist() for p in model.parameters()]))
     assert losses[0] == losses[1]
     assert states[0] == states[1]
-    assert load(tmp_path / "run.json").collectives == ()
+    recording = load(tmp_path / "run.json")
+    assert recording.collectives == ()
+    assert recording.memory[0].is_live
+    assert {use.module for use in recording.memory[0].at_peak if use.kind == "parameters"}
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

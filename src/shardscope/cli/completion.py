@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import click
 import msgspec
@@ -20,6 +20,11 @@ from msgspec import Struct
 
 from shardscope.cli.verb import Verb
 from shardscope.errors import TargetError
+
+if TYPE_CHECKING:
+    _TextType = click.ParamType[str]
+else:  # older versions of click have no parameter for the type
+    _TextType = click.ParamType
 
 VARIABLE = "_SHARDSCOPE_COMPLETE"
 """Set by the shell's script while it asks for completions."""
@@ -114,7 +119,7 @@ def _make_parameter(entry: ParameterEntry) -> click.Parameter:
 
 
 @final
-class _FileName(click.ParamType[str]):
+class _FileName(_TextType):
     """A file with one of some endings; folders lead to it."""
 
     name = "file"

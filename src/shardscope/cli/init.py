@@ -13,7 +13,7 @@ import tomlkit
 from shardscope.cli.ci_files import CI_FILES, render_ci_file
 from shardscope.cli.ci_runs import record
 from shardscope.cli.ci_settings import RecordCommand, parse_command, read_settings
-from shardscope.cli.console import print_line, show_progress
+from shardscope.cli.console import print_line, print_next, show_progress
 from shardscope.cli.destination import print_saved
 from shardscope.cli.loading import load_recordings
 from shardscope.cli.source_scan import SourceFile, read_source
@@ -118,7 +118,7 @@ def command(
         recordings = _run(command_line) if is_run or has_contract else []
         if is_settings_new:
             _write({Path(_CONTRACT): _render_settings(command_line, recordings, has_contract)})
-        print_line(f"next: shardscope {'ci' if is_settings_new else command_line}")
+        print_next(f"shardscope {'ci' if is_settings_new else command_line}")
 
 
 def _prepare_target(

@@ -19,6 +19,7 @@ from shardscope.attribution.module_names import Models
 from shardscope.attribution.program_records import read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.errors import PluginError, TraceError
+from shardscope.plugins.live_memory import LiveMemory
 from shardscope.plugins.rank_files import RankFiles
 from shardscope.plugins.trackers import log_everywhere, warn
 from shardscope.record import Gap, Recording, save
@@ -32,6 +33,7 @@ class RecorderOptions(TypedDict, total=False):
     output: str | Path
     force: bool
     num_steps: int
+    memory: bool
     log: bool
 
 
@@ -50,6 +52,7 @@ class StepRecorder:
         *,
         force: bool = False,
         num_steps: int = 1,
+        memory: bool = False,
         log: bool = True,
     ) -> None:
         if not _is_positive(step):
@@ -69,6 +72,7 @@ class StepRecorder:
         self._force = force
         self._files = RankFiles(output, force=force)
         self._logs = log
+        self._memory = LiveMemory() if memory else None
         self._trace: Trace | None = None
         self._saved: Recording | None = None
         self._is_entered = False
@@ -101,6 +105,8 @@ class StepRecorder:
             return
         if self._trace is None:
             self._trace, self._pid = trace(models), os.getpid()
+            if self._memory is not None:
+                self._memory.begin(models)
         self._trace.__enter__()
         self._is_entered = True
 
@@ -123,7 +129,11 @@ class StepRecorder:
         if traced is None:
             return
         self._is_done = True
+        if self._memory is not None:
+            self._memory.end()
         recording = traced.recording
+        if self._memory is not None:
+            recording = self._memory.make_recording(recording)
         recording = replace(recording, gaps=(*recording.gaps, *gaps))
         rank, world_size = recording.run.ranks[0].first, recording.run.world_size
         path = save(recording, self._files.find_path(rank, world_size), force=self._force)
@@ -171,6 +181,8 @@ class StepRecorder:
         self._is_done = True
         try:
             self.pause()
+            if self._memory is not None:
+                self._memory.end()
         finally:
             self._trace = None
             reason = str(error) or type(error).__name__

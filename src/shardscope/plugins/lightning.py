@@ -32,8 +32,9 @@ class ShardscopeCallback:
 
     Args:
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `output="shardscope.json.gz"`, and `force=True` to
-            overwrite; `log=False` to keep it out of the trainer's experiment trackers.
+        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+            `output="shardscope.json.gz"`, and `force=True` to overwrite; `log=False` to keep it
+            out of the trainer's experiment trackers.
 
     Examples:
         >>> from shardscope.plugins.lightning import ShardscopeCallback

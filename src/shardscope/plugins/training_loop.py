@@ -44,8 +44,9 @@ def observe(
         model: The model that the loop calls, as DDP or FSDP has wrapped it; or several.
         optimizer: Its optimizer, or several.
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `output="shardscope.json.gz"`, and `force=True` to
-            overwrite; `log=False` to keep it out of W&B and MLflow runs that are active.
+        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+            `output="shardscope.json.gz"`, and `force=True` to overwrite; `log=False` to keep it
+            out of W&B and MLflow runs that are active.
 
     Examples:
         >>> from shardscope.plugins.training_loop import observe

@@ -128,7 +128,8 @@ class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     `peak_bytes` and the fields below it are those of a step that starts with optimizer state;
     `first_peak_bytes` is that of the first step, which creates it. `reserved_bytes` is the most
     that the allocator has reserved on the device in both, which is more where free blocks do not
-    fit. None means not recorded.
+    fit. None means not recorded. `is_live` means that a step of a training run was observed, with
+    data; otherwise the step ran on tensors without data.
     """
 
     rank: Rank
@@ -143,6 +144,7 @@ class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     needed_bytes: Natural | None = None  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked
     allocations: AllocationTable | None = None
+    is_live: bool = False
 
 
 class Span(Record, frozen=True, kw_only=True, gc=False):

@@ -28,7 +28,7 @@ from shardscope.report.text.communication import list_costs
 from shardscope.report.text.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.markdown_text import BoundedMarkdown, make_code, make_prose
-from shardscope.report.text.memory_profile import ESTIMATE, describe_room, find_worst
+from shardscope.report.text.memory_profile import describe_basis, describe_room, find_worst
 from shardscope.report.text.problems import describe_checks
 from shardscope.report.text.style import format_share
 
@@ -156,7 +156,7 @@ def _write_sums(
 
 def _write_memory(document: BoundedMarkdown, profiles: tuple[MemoryProfile, ...]) -> None:
     worst = find_worst(profiles)
-    document.add(f"### Memory, rank {worst.rank} ({ESTIMATE})")
+    document.add(f"### Memory, rank {worst.rank} ({describe_basis(worst)})")
     facts = [f"**{format_bytes(worst.peak_bytes)}** at the peak, in {worst.peak_phase}"]
     if worst.first_peak_bytes is not None:
         facts.append(f"first step {format_bytes(worst.first_peak_bytes)}")

@@ -21,6 +21,10 @@ _HEIGHT = "720px"
 _MAX_BYTES = 2_000_000  # of a page: a notebook stores each output, and some editors refuse more
 _MAX_LINES = 400
 _WIDTH = 118
+_STYLE = (  # notebooks give other fonts to text of ours
+    "font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 12px; line-height: 1.35; "
+    "white-space: pre; overflow-x: auto; color: inherit; background: none; text-align: left"
+)
 _TOO_LARGE = (
     "The page of this recording is too large for a notebook. Write it to a file and open that: "
     "Path('report.html').write_text(recording.html(), encoding='utf-8')"
@@ -60,10 +64,7 @@ def _render_text(renderable: RenderableType) -> str:
     shown = ["".join(_render_segments(line)) for line in lines[:_MAX_LINES]]
     if len(lines) > _MAX_LINES:
         shown.append(f"… {len(lines) - _MAX_LINES:,} more lines")
-    return (
-        '<pre class="shardscope" style="overflow-x: auto; line-height: 1.35; color: inherit; '
-        f'background: none; white-space: pre">{chr(10).join(shown)}</pre>'
-    )
+    return f'<pre class="shardscope" style="{_STYLE}">{chr(10).join(shown)}</pre>'
 
 
 def _render_segments(line: list[Segment]) -> Iterator[str]:

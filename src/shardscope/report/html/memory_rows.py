@@ -20,7 +20,7 @@ from shardscope.record import (
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import Allocations, MemoryCurve, PeakRow, PhaseRange
-from shardscope.report.text.memory_profile import ESTIMATE, describe_room, most_bytes
+from shardscope.report.text.memory_profile import describe_basis, describe_room, most_bytes
 
 _KINDS = list(MemoryKind)
 _MAX_SAMPLES = 1_500
@@ -124,7 +124,7 @@ def _make_curve(
         needed_bytes=profile.needed_bytes,
         device_bytes=profile.device_bytes,
         room=_describe_room(profile),
-        caveat=ESTIMATE,
+        caveat=describe_basis(profile),
     )
 
 

@@ -105,7 +105,10 @@ class _Branch:
     def at(self, name: str) -> _Branch:
         branch = self
         for label in name.split(".", _MAX_DEPTH) if name else ():
-            branch = branch.children.setdefault(label, _Branch(len(self.own)))
+            child = branch.children.get(label)
+            if child is None:  # a branch of a thousand different ranks is slow to create
+                child = branch.children[label] = _Branch(len(self.own))
+            branch = child
         return branch
 
     def add_module(self, module: Module) -> None:

@@ -14,7 +14,12 @@ from shardscope.report.model.traffic_totals import IdenticalRanks, count_traffic
 from shardscope.report.text.compiler import fold_explanations, name_condition, summarize_explanation
 from shardscope.report.text.correctness import summarize_parallel, summarize_parity, summarize_proof
 from shardscope.report.text.heading import describe_scope, format_per_rank, name_holder, name_mesh
-from shardscope.report.text.memory_profile import ESTIMATE, describe_room, find_worst, most_bytes
+from shardscope.report.text.memory_profile import (
+    describe_basis,
+    describe_room,
+    find_worst,
+    most_bytes,
+)
 from shardscope.report.text.op_coverage import summarize_level
 from shardscope.report.text.phase_times import gather_phases
 
@@ -107,9 +112,9 @@ def _list_memory_metrics(recording: Recording) -> Iterator[KeyMetric]:
         worst = find_worst(recording.memory)
         most = format_bytes(most_bytes(worst))
         moment = "the first step" if _is_first_worst(worst) else str(worst.peak_phase)
-        note = _join(_describe_peak(worst), f"rank {worst.rank:,}", ESTIMATE)
+        note = _join(_describe_peak(worst), f"rank {worst.rank:,}", describe_basis(worst))
         card = MetricCard(label="peak memory of a rank", value=most, note=note)
-        words = f"{most} at the peak, in {moment}, on rank {worst.rank:,} ({ESTIMATE})"
+        words = f"{most} at the peak, in {moment}, on rank {worst.rank:,} ({describe_basis(worst)})"
         yield KeyMetric("memory", words, (card,))
     for program in recording.parallel:
         if program.rank_memory:

@@ -16,8 +16,8 @@ from shardscope.record.units import format_bytes, plural
 from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
-ESTIMATE = "estimated: the step ran on tensors without data"
-"""Where all figures of memory come from."""
+_ESTIMATE = "estimated: the step ran on tensors without data"
+_LIVE = "estimated from the ops of a step of the training run"
 
 _NUM_MODULES = 12
 _NUM_CELLS = 64
@@ -64,6 +64,11 @@ def find_worst(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
     return max(profiles, key=most_bytes)
 
 
+def describe_basis(profile: MemoryProfile) -> str:
+    """Describe where the figures of memory come from."""
+    return _LIVE if profile.is_live else _ESTIMATE
+
+
 def most_bytes(profile: MemoryProfile) -> int:
     """Return the peak over all steps, including the first if it was recorded."""
     return max(profile.peak_bytes, profile.first_peak_bytes or 0)
@@ -72,10 +77,10 @@ def most_bytes(profile: MemoryProfile) -> int:
 def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:
     worst = find_worst(profiles)
     if len(profiles) == 1:
-        return f"rank {worst.rank}; {ESTIMATE}"
+        return f"rank {worst.rank}; {describe_basis(worst)}"
     least = format_bytes(min(map(most_bytes, profiles)))
     ranks = f"rank {worst.rank}, the most of {len(profiles):,} ranks (least: {least})"
-    return f"{ranks}; {ESTIMATE}"
+    return f"{ranks}; {describe_basis(worst)}"
 
 
 def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:

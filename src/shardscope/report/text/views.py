@@ -31,7 +31,12 @@ from shardscope.report.text.compiler import (
 from shardscope.report.text.correctness import render_parallel, render_parity
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.key_metrics import list_key_metrics
-from shardscope.report.text.memory_profile import ESTIMATE, MemoryArea, find_worst, render_memory
+from shardscope.report.text.memory_profile import (
+    MemoryArea,
+    describe_basis,
+    find_worst,
+    render_memory,
+)
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import describe_no_gaps, render_problems
@@ -239,7 +244,7 @@ class Views:
             return
         worst = find_worst(self._recording.memory)
         if len(worst.samples) > 1:
-            yield make_title("Memory over the step", f"rank {worst.rank}; {ESTIMATE}")
+            yield make_title("Memory over the step", f"rank {worst.rank}; {describe_basis(worst)}")
             yield MemoryArea(worst)
         yield from render_memory(self._recording, is_folded=self._is_folded, has_course=False)
 

@@ -218,10 +218,16 @@ class Memory:
 
 @final
 class ObservedSteps:
-    """Observes steps of training, and makes the result of them."""
+    """Observes steps of training, and makes the result of them.
 
-    def __init__(self, model: Models, fake_map: FakeTensorMap | None = None) -> None:
+    Live steps are those of a training run with data, which must not notice that it is observed.
+    """
+
+    def __init__(
+        self, model: Models, fake_map: FakeTensorMap | None = None, *, is_live: bool = False
+    ) -> None:
         self._fake_map = fake_map
+        self._is_live = is_live
         self._names = ModuleNames(model)
         self._phase_tracker = PhaseTracker(self._names)
         device_type = _device_type(self._names)
@@ -231,7 +237,11 @@ class ObservedSteps:
             fake_map, device_type=device_type, has_host_data=self._has_host_data
         )
         self.watcher = MemoryMode(
-            self._names, self._phase_tracker, self._substitution, device_type=device_type
+            self._names,
+            self._phase_tracker,
+            self._substitution,
+            device_type=device_type,
+            is_live=is_live,
         )
         self._stepped: set[int] = set()
         self._has_optimizer = False
@@ -304,6 +314,8 @@ class ObservedSteps:
         profile = make_profile(
             allocation_log, self._names, rank=self._records.rank, ends=self._ends
         )
+        if self._is_live:  # a later step, whose optimizer has its state
+            profile = replace(profile, first_peak_bytes=None, is_live=True)
         profile = replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
         if profile.allocations is not None and profile.allocations.num_left_out:
             self._records.report_gap("allocations", describe_left_out(profile.allocations))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import nn
@@ -60,11 +61,32 @@ _EMPTY = {
 _LIFTS = {_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default}
 _UNSETTLED = (None, MemoryKind.COMMUNICATION)
 _Tensor = torch.Tensor
+_MethodT = TypeVar("_MethodT", bound=Callable[..., None])
+
+
+def _keep_running(method: _MethodT) -> _MethodT:
+    """Let a live step continue after an error of ours: the observation ends with `failure`."""
+
+    @functools.wraps(method)
+    def call(self: MemoryMode, *args: Any, **kwargs: Any) -> None:
+        if not self._is_live:
+            method(self, *args, **kwargs)
+        elif self.failure is None:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - observing must not end the training
+                self.failure = error
+
+    return call  # type: ignore[return-value]
 
 
 @final
 class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The dispatch mode under which a step is run."""
+    """The dispatch mode under which a step is run.
+
+    A live step is one of a training run with data: its ops get what they would get without us, and
+    after an error of ours it continues, unobserved, with `failure` set.
+    """
 
     supports_higher_order_operators = True  # torch would refuse to run them
 
@@ -75,8 +97,11 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         substitution: FakeSubstitution,
         *,
         device_type: str,
+        is_live: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.failure: Exception | None = None
+        self._is_live = is_live
         self.allocation_log = AllocationLog(phase_tracker.lines.read)
         self.num_values_read = 0  # of tensors that have none
         self.has_compiled = False
@@ -101,14 +126,19 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for model in names.roots():
             self._register_model(model)
 
+    @property
+    def _needs_moves(self) -> bool:
+        """Whether the CPU stands for a GPU to which tensors are moved."""
+        return self._device_type == "cpu" and not self._is_live
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Observe ops, resizes and collectives until the context ends."""
         try:
             with (
                 self._trials.watching(),
-                moves_within_cpu() if self._device_type == "cpu" else nullcontext(),
-                watched_resizes(self._live.resize),
+                moves_within_cpu() if self._needs_moves else nullcontext(),
+                watched_resizes(self._note_resize),
                 watched_offloading(self._note_offloading),
                 intercept(self),
                 self,
@@ -120,8 +150,10 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._hooks.clear()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._trials.is_on():
+        if self._trials.is_on() or self.failure is not None:
             return op(*args, **(kwargs or {}))
+        if self._is_live:
+            return self._observe_live(op, types, args, kwargs or {})
         inputs = tensor_leaves(args)
         if kwargs:
             inputs.extend(tensor_leaves(kwargs))
@@ -148,6 +180,31 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_result(op, args, kwargs, result)
         return result
 
+    def _observe_live(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op as it is, and log what it allocates."""
+        if any(self._wraps(cls) for cls in types):
+            self._note_live_inputs(nn.Parameter, args, kwargs)
+            return NotImplemented  # to see the ops that the wrapper subclass runs
+        if not self.has_compiled and not is_in_backward():
+            self.has_compiled = is_compiled_running(sys._getframe())
+        self._note_live_inputs(_Tensor, args, kwargs)
+        result = op(*args, **kwargs)
+        self._note_live_result(op, args, kwargs, result)
+        return result
+
+    @_keep_running
+    def _note_live_inputs(self, cls: type, args: Any, kwargs: Any) -> None:
+        for tensor in (*tensor_leaves(args), *tensor_leaves(kwargs)):
+            if cls is nn.Parameter and isinstance(tensor, nn.Parameter):
+                self._register_parameter(tensor)
+            elif cls is not nn.Parameter:
+                self._register_input(tensor)
+
+    @_keep_running
+    def _note_live_result(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self._note_result(op, args, kwargs, result)
+
+    @_keep_running
     def before(self, event: CollectiveEvent) -> None:
         """Called before a collective: the tensors it reads and writes are communication buffers."""
         for collective in event.singles():
@@ -183,9 +240,14 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
             return 0.0 if tensor.is_floating_point() else 0
 
+    @_keep_running
+    def _note_resize(self, storage: torch.UntypedStorage) -> None:
+        self._live.resize(storage)
+
     def _note_offloading(self) -> None:
         self.has_offloaded = True
 
+    @_keep_running
     def observe_optimizer(self, optimizer: Optimizer) -> None:
         """Claim an optimizer's state, and the gradients of its parameters."""
         for group in optimizer.param_groups:
@@ -199,6 +261,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             # Counters of steps stay on the host unless a kernel wants them.
                             allocation.is_on_host = value.dim() == 0 and not is_on_device
 
+    @_keep_running
     def claim_gradient(self, parameter: _Tensor) -> None:
         """Claim a parameter's `.grad` as a gradient."""
         if parameter.grad is not None:
