@@ -83,20 +83,20 @@ def batch(model):
 
 
 def parallelize(model, mesh):
-    whole, cut = Replicate(), Shard(1)  # of the sequence, between the layers
-    gather = tp.PrepareModuleInput(input_layouts=cut, desired_input_layouts=whole)
+    replicated, sequence = Replicate(), Shard(1)  # between the layers, the sequence is sharded
+    gather = tp.PrepareModuleInput(input_layouts=sequence, desired_input_layouts=replicated)
     plan = {
-        "embed": tp.RowwiseParallel(input_layouts=whole, output_layouts=cut),
+        "embed": tp.RowwiseParallel(input_layouts=replicated, output_layouts=sequence),
         "layers.*.*norm": tp.SequenceParallel(),
         "layers.*.attention": gather,
         "layers.*.attention.w[qkv]": tp.ColwiseParallel(),
-        "layers.*.attention.wo": tp.RowwiseParallel(output_layouts=cut),
+        "layers.*.attention.wo": tp.RowwiseParallel(output_layouts=sequence),
         "layers.*.ffn": gather,
         "layers.*.ffn.gate": tp.ColwiseParallel(),
         "layers.*.ffn.up": tp.ColwiseParallel(),
-        "layers.*.ffn.down": tp.RowwiseParallel(output_layouts=cut),
+        "layers.*.ffn.down": tp.RowwiseParallel(output_layouts=sequence),
         "norm": tp.SequenceParallel(),
-        "head": tp.ColwiseParallel(input_layouts=cut, use_local_output=False),
+        "head": tp.ColwiseParallel(input_layouts=sequence, use_local_output=False),
     }
     tp.parallelize_module(model, mesh["tp"], plan)
     for module in (*model.layers, model):
@@ -104,7 +104,7 @@ def parallelize(model, mesh):
 
 
 def step(model, tokens):
-    with tp.loss_parallel():  # logits stay cut over the vocabulary
+    with tp.loss_parallel():  # logits stay sharded over the vocabulary
         logits = model(tokens[:, :-1])
         cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
 

@@ -16,7 +16,7 @@ CAPACITY = 2 * NUM_TOKENS // NUM_EXPERTS  # tokens that an expert takes of one r
 
 
 class Experts(nn.Module):
-    """Each expert is two matrices; `group` is who else has experts."""
+    """Each expert is two matrices; `group` has the ranks among which experts are sharded."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,10 @@ class Experts(nn.Module):
         self.group = None
 
     def forward(self, x):
-        up, down = (getattr(one, "to_local", lambda one=one: one)() for one in (self.up, self.down))
+        up, down = (
+            weight.to_local() if hasattr(weight, "to_local") else weight
+            for weight in (self.up, self.down)
+        )
         x = self.exchange(x)  # from every rank, the tokens for my experts
         x = x.unflatten(0, (-1, len(up))).transpose(0, 1).flatten(1, 2)
         x = torch.bmm(functional.silu(torch.bmm(x, up)), down)
@@ -49,11 +52,11 @@ class Block(nn.Module):
         h = self.norm(x)
         weights = self.router(h).softmax(-1)
         chosen = functional.one_hot(weights.argmax(-1), NUM_EXPERTS)
-        place = (chosen.cumsum(0) - 1) * chosen  # a token's seat at its expert
-        seats = torch.arange(CAPACITY, device=x.device)
-        sent = ((place.unsqueeze(-1) == seats) & chosen.bool().unsqueeze(-1)).to(x.dtype)
-        there = self.experts(torch.einsum("tes,td->esd", sent, h))
-        return x + torch.einsum("tes,te,esd->td", sent, weights, there)
+        position = (chosen.cumsum(0) - 1) * chosen  # of a token among those of its expert
+        slots = torch.arange(CAPACITY, device=x.device)
+        sent = ((position.unsqueeze(-1) == slots) & chosen.bool().unsqueeze(-1)).to(x.dtype)
+        results = self.experts(torch.einsum("tes,td->esd", sent, h))
+        return x + torch.einsum("tes,te,esd->td", sent, weights, results)
 
 
 class Mixture(nn.Module):
@@ -80,8 +83,8 @@ def parallelize(model, mesh):
         experts = block.experts
         experts.group = mesh["ep"].get_group()
         for name in ("up", "down"):
-            cut = distribute_tensor(getattr(experts, name), mesh["ep"], [Shard(0)])
-            setattr(experts, name, nn.Parameter(cut))
+            sharded = distribute_tensor(getattr(experts, name), mesh["ep"], [Shard(0)])
+            setattr(experts, name, nn.Parameter(sharded))
         # Every rank has tokens of its own: experts are shared along dp, all else along both.
         fully_shard(experts, mesh=mesh["dp"])
         # They get gradients of all ranks' tokens, and FSDP would average over dp alone.

@@ -3,6 +3,9 @@
 There is one recording for each example, with the results of all of its commands. Times, which
 differ from run to run, are left out. The screenshot is of the report of examples/llama.py; a hash
 of that report in the PNG file shows whether it is current.
+
+`make gallery` does the same for the large models of examples/gallery, which takes minutes: a
+recording and a picture for each. When the site is built, its reports are made of the recordings.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import shutil
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,10 +47,39 @@ COMMANDS = {
     ),
 }
 
+GALLERY = Path(__file__).parent / "gallery" / "recordings"
+PICTURES = Path(__file__).parents[1] / "docs" / "assets" / "gallery"
+_LLAMA3_8B = "examples/gallery/llama3_8b.py --mesh dp=8"
+_LLAMA3_405B = "examples/gallery/llama3_405b.py --mesh dp=64,tp=8"
+_DEEPSEEK_V3 = "examples/gallery/deepseek_v3.py --mesh dp=8,ep=64"
+_VIT = "examples/gallery/vit.py --mesh dp=8"
+GALLERY_COMMANDS = {
+    "llama3_8b": (
+        f"trace {_LLAMA3_8B}",
+        f"memory {_LLAMA3_8B} --gpu-memory 80GiB",
+        f"audit {_LLAMA3_8B} --no-step",
+    ),
+    "llama3_405b": (
+        f"trace {_LLAMA3_405B}",
+        f"memory {_LLAMA3_405B} --gpu-memory 80GiB",
+        f"audit {_LLAMA3_405B} --no-step",
+    ),
+    "deepseek_v3": (
+        f"trace {_DEEPSEEK_V3}",
+        f"memory {_DEEPSEEK_V3} --gpu-memory 141GiB",
+        f"audit {_DEEPSEEK_V3} --no-step",
+    ),
+    "vit": (
+        f"trace {_VIT}",
+        f"memory {_VIT} --gpu-memory 24GiB",
+        "explain examples/gallery/vit.py",
+    ),
+}
 
-def regenerate(name: str, folder: Path) -> Path:
+
+def regenerate(name: str, folder: Path, commands: Sequence[str] = ()) -> Path:
     """Run an example's commands, and keep what they find as FOLDER/NAME.json.gz."""
-    recordings = [_record(command) for command in COMMANDS[name]]
+    recordings = [_record(command) for command in commands or COMMANDS[name]]
     return save(without_times(merge(recordings)), folder / f"{name}.json.gz", force=True)
 
 
@@ -75,11 +107,11 @@ def change(value: Any, is_meant: Callable[[str], bool], new: Any) -> Any:
     """Records as dicts and lists, with another value in the fields that are meant."""
     if isinstance(value, dict):
         return {
-            field: new if is_meant(field) else change(one, is_meant, new)
-            for field, one in value.items()
+            field: new if is_meant(field) else change(member, is_meant, new)
+            for field, member in value.items()
         }
     if isinstance(value, list | tuple):
-        return [change(one, is_meant, new) for one in value]
+        return [change(member, is_meant, new) for member in value]
     return value
 
 
@@ -93,23 +125,52 @@ def hash_report() -> bytes:
     return hashlib.sha256(render_report().encode()).hexdigest()[:16].encode()
 
 
-def take_screenshot() -> Path:
-    """Open the report in Chromium, on its tab Communication, and save a picture of it."""
+def take_screenshots(reports: Mapping[Path, str], *, tab: str) -> None:
+    """Open each report in Chromium, on one of its tabs, and write a picture of it to its path."""
     from playwright.sync_api import sync_playwright
 
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = Path(folder) / "report.html"
-        page.write_text(render_report(), encoding="utf-8")
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        tab = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
-        tab.goto(page.as_uri())
-        tab.get_by_role("tab", name="Communication").click()
-        picture = tab.screenshot()
+        for target, report in reports.items():
+            page = Path(folder) / "report.html"
+            page.write_text(report, encoding="utf-8")
+            view = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+            view.goto(page.as_uri())
+            view.get_by_role("tab", name=tab).click()
+            target.write_bytes(view.screenshot())
+            view.close()
         browser.close()
+
+
+def regenerate_examples() -> None:
+    """The recordings of the examples, and the screenshot."""
+    FOLDER.mkdir(exist_ok=True)
+    for example in COMMANDS:
+        print(regenerate(example, FOLDER))
+    take_screenshots({SCREENSHOT: render_report()}, tab="Overview")
+    picture = SCREENSHOT.read_bytes()
     SCREENSHOT.write_bytes(_add_text(picture, b"report\0" + hash_report()))
-    return SCREENSHOT
+    print(SCREENSHOT)
+
+
+def regenerate_gallery() -> None:
+    """The recordings of the gallery's models, and a picture of each report."""
+    for folder in (GALLERY, PICTURES):
+        folder.mkdir(exist_ok=True)
+    for name, commands in GALLERY_COMMANDS.items():
+        print(regenerate(name, GALLERY, commands), flush=True)
+    take_gallery_pictures()
+
+
+def take_gallery_pictures() -> None:
+    """A picture of the overview of each report of the gallery."""
+    reports = {
+        PICTURES / f"{name}.png": load(GALLERY / f"{name}.json.gz").html()
+        for name in GALLERY_COMMANDS
+    }
+    take_screenshots(reports, tab="Overview")
 
 
 def _add_text(picture: bytes, text: bytes) -> bytes:
@@ -120,7 +181,9 @@ def _add_text(picture: bytes, text: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    for example in COMMANDS:
-        print(regenerate(example, FOLDER))
-    print(take_screenshot())
+    actions = {
+        "examples": regenerate_examples,
+        "gallery": regenerate_gallery,
+        "pictures": take_gallery_pictures,
+    }
+    actions[sys.argv[1] if len(sys.argv) > 1 else "examples"]()

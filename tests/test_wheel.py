@@ -24,7 +24,7 @@ from shardscope.version import TESTED_TORCH, __version__
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardscope"
 # Whose plugins these are: the package is installed when the plugin is used. anyio comes with mcp.
-OPTIONAL = {"pytest", "mcp", "anyio"}
+OPTIONAL = {"IPython", "anyio", "mcp", "pytest"}
 TIMEOUT_S = 200
 
 VERBS = """

@@ -16,9 +16,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "tour.md",
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _DIRECTIVE = re.compile(

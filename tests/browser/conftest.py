@@ -76,7 +76,8 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         tab.set_default_timeout(5000)
         tab.on("console", lambda said: wrong.append(f"{said.type}: {said.text}"))
         tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("request", lambda asked: asked.url.startswith("file:") or wrong.append(asked.url))
+        local = ("file:", "data:", "blob:")
+        tab.on("request", lambda asked: asked.url.startswith(local) or wrong.append(asked.url))
         tab.goto(f"{file.as_uri()}{route}")
         return tab
 

@@ -107,7 +107,7 @@ def test_without_a_matrix_a_sentence_says_why(open_page, large) -> None:
 
 
 def test_the_timeline_can_be_zoomed_walked_with_keys_and_clicked(open_page, large) -> None:
-    page = open_page(large, "#/communication")
+    page = open_page(large, "#/communication?lanes=ranks")
     lanes = page.get_by_role("slider", name="timeline of collectives")
     whole = picture_of(page)
     lanes.scroll_into_view_if_needed()
@@ -142,6 +142,50 @@ def test_the_timeline_can_be_zoomed_walked_with_keys_and_clicked(open_page, larg
     expect(page.locator(".table-detail, .timeline-selected")).to_have_count(0)
     page.get_by_role("button", name="Order").click()
     assert "along=order" in page.url
+
+
+def test_a_range_of_the_timeline_is_selected_and_the_address_has_the_view(open_page) -> None:
+    page = open_page(build_page(samples.make_llama(num_layers=8)), "#/communication")
+    timeline = region(page, "Timeline")
+    expect(timeline).to_contain_text("Collectives of rank 0 by mesh axis")
+    expect(region(page, "Identical ranks")).to_have_count(0)
+    expect(region(page, "Traffic between ranks")).to_have_count(0)
+    expect(page.locator(".comm-sentence")).to_contain_text("Of 1,024 ranks, rank 0 was recorded")
+    lanes = page.get_by_role("slider", name="timeline of collectives")
+    lanes.scroll_into_view_if_needed()
+    box = lanes.bounding_box()
+    full, linear = box["width"], picture_of(page)
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + full / 2, box["y"] + 90)
+    page.mouse.down()
+    page.mouse.move(box["x"] + full / 2 + 200, box["y"] + 90, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    expect(page).to_have_url(re.compile(r"range=\d+-\d+"))
+    expect(page.locator(".timeline-range")).to_have_count(1)
+    expect(page.get_by_role("region", name="selection")).to_contain_text("range")
+    page.go_back()
+    expect(page.locator(".timeline-range")).to_have_count(0)
+    lanes.focus()
+    for key in ("Home", "[", "ArrowRight", "ArrowRight", "]"):
+        page.keyboard.press(key)
+    expect(page).to_have_url(re.compile(r"range=0-\d"))
+    page.keyboard.press("Escape")
+    timeline.get_by_role("button", name="Log").click()
+    assert picture_of(page) != linear
+    timeline.get_by_role("button", name="Bytes").click()
+    timeline.get_by_role("button", name="zoom in").click()
+    expect(page).to_have_url(re.compile(r"view=[\d.]+_[\d.]+"))
+    zoomed = picture_of(page)
+    page.reload()
+    expect(page.locator(".minimap-window")).to_be_visible()
+    assert picture_of(page) == zoomed
+    page.locator(".minimap").click(position={"x": full - 5, "y": 8})
+    assert picture_of(page) != zoomed
+    timeline.get_by_role("button", name="Modules").click()
+    expect(timeline).to_contain_text("Collectives of rank 0 by module")
+    timeline.get_by_role("button", name="all_reduce").click()
+    expect(page).to_have_url(re.compile("kind=all_reduce"))
 
 
 def test_the_pointer_finds_a_collective_on_the_timeline(open_page, large) -> None:
@@ -185,7 +229,7 @@ def test_a_simulated_run_is_drawn_in_order_and_spans_are_drawn_without_collectiv
 ) -> None:
     page = open_page(build_page(samples.make_llama()), "#/communication?along=time")
     timeline = region(page, "Timeline")
-    expect(timeline).to_contain_text("in simulated order, not time")
+    expect(timeline).to_contain_text("in order of issue: a simulation has no time")
     expect(timeline.get_by_role("button", name="Time", exact=True)).to_have_count(0)
     region(page, "All collectives").get_by_role("row").nth(1).click()
     detail = region(page, "All collectives").locator(".table-detail")

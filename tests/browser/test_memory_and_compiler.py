@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import sample_recordings as samples
 from compared_recordings import make_pair
+from shardscope.record import Explanation, FrameGuards, Recompile, Source, save
 from shardscope.record.units import format_bytes
-from shardscope.report.html.html import build_page
+from shardscope.report.html.html import build_page, render_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -70,7 +74,12 @@ def test_the_compiler_view_lists_graph_breaks_and_the_ops_of_a_graph(open_page, 
     graph = large.compiler.explanations[0].graphs[0]
     button = page.get_by_role("button", name=re.compile("graph 0"))
     expect(button).to_contain_text("broken at line 31")
-    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    lines = page.get_by_role("list", name="ops of graph 0")
+    expect(lines.locator(".op")).to_have_count(len(graph.op))
+    expect(lines.locator(".op").first).to_contain_text(f"{graph.op[0]}→ {graph.result[0]}")
+    expect(lines).to_contain_text("block.py")
+    page.get_by_role("button", name="Table", exact=True).click()
     ops = page.get_by_role("grid", name="ops of graph 0")
     expect(ops).to_have_attribute("aria-rowcount", str(len(graph.op) + 1))
     expect(ops).to_contain_text("aten.mm.default")
@@ -96,3 +105,130 @@ def test_a_comparison_lists_changes_and_filters_them(open_page) -> None:
     expect(detail).to_contain_text("implicit redistribution")
     page.get_by_role("group", name="which changes").get_by_role("button", name="Gone").click()
     assert foot_of(page, "Changes").startswith("0 of ")
+
+
+def test_guards_are_in_words_and_recompilations_are_grouped_by_line(open_page) -> None:
+    source = Source(file="net.py", line=3, function="forward", text="h = self.up(x)")
+    tensor = (
+        "check_tensor(self._modules['up']._parameters['weight'], Parameter, DispatchKeySet(CPU, "
+        "AutogradCPU), torch.float32, device=None, requires_grad=True, size=[8, None], "
+        "stride=[None, 1])"
+    )
+    guards = ("___check_torch_function_mode_stack()", "mode == 'train'", tensor, "unknown(form)")
+    explanation = Explanation(
+        rank=0,
+        target="Net",
+        fingerprint="f",
+        recompiles=tuple(
+            Recompile(
+                function="forward",
+                number=number,
+                compile_id=f"0/{number}",
+                guard="size mismatch",
+                description=f"tensor x: size 0 is {number}",
+                source=source,
+            )
+            for number in (1, 2)
+        ),
+        guards=(FrameGuards(compile_id="0/0", function="forward", guards=guards),),
+    )
+    recording = samples.make_recording(explanations=(explanation,))
+    page = open_page(build_page(recording), "#/compiler")
+    table = page.get_by_role("grid", name="guards")
+    rows = [row.all_inner_texts() for row in map(_cells, table.get_by_role("row").all())]
+    weight = "Parameter of float32[8, ?], strides [?, 1], requires a gradient"
+    assert rows[1:] == [
+        ["0/0 forward", "tensor", "self.up.weight", weight],
+        ["0/0 forward", "value", "mode", "equals 'train'"],
+        ["0/0 forward", "torch's state", "", "the same torch function modes are active"],
+        ["0/0 forward", "other", "", "unknown(form)"],
+    ]
+    table.get_by_role("row").nth(1).click()
+    expect(page.locator(".table-detail")).to_contain_text(tensor)
+    again = page.get_by_role("region", name=re.compile("Recompilations"))
+    expect(again.locator(".break")).to_have_count(1)
+    expect(again.locator(".source-text")).to_have_text("h = self.up(x)")
+    expect(again.locator(".recompiles li")).to_have_text(
+        ["compilation 2tensor x: size 0 is 1", "compilation 3tensor x: size 0 is 2"]
+    )
+
+
+def _cells(row: Locator) -> Locator:
+    return row.get_by_role("gridcell")
+
+
+def test_lines_open_in_the_chosen_editor_and_hostile_names_stay_paths(open_page, hostile) -> None:
+    page = open_page(hostile, "#/compiler")
+    page.get_by_role("button", name=re.compile("in an editor$")).first.click()
+    dialog = page.get_by_role("dialog", name="editor")
+    dialog.get_by_label("Editor").select_option(label="Cursor")
+    dialog.get_by_label("Folder of the program").fill("/home/me/my project")
+    dialog.get_by_role("button", name="close").click()
+    links = page.locator("a[href^='cursor:']")
+    expect(links.first).to_be_attached()
+    schemes = page.evaluate("[...document.links].map((link) => new URL(link.href).protocol)")
+    assert set(schemes) <= {"cursor:", "file:"}
+    for href in links.evaluate_all("(links) => links.map((link) => link.getAttribute('href'))"):
+        assert re.fullmatch(r"cursor://file/[!#-;=?-~]+:\d+", href), href
+    page.reload()
+    expect(page.locator("a[href^='cursor:']").first).to_be_attached()  # the browser kept it
+
+
+def test_every_view_shows_differences_and_a_dropped_file_is_compared(open_page, tmp_path) -> None:
+    before, after = make_pair()
+    record = build_page(after, against=before, titles=("before.json", "after.json"))
+    page = open_page(record, "#/communication")
+    name = "Communication: compared with before.json"
+    wire = {
+        figure.label: figure.value
+        for figure in record.earlier_figures
+        if figure.group == "bytes sent per rank (ring estimate)"
+    }
+    assert wire["all_reduce[tp]"] == 104
+    row = page.get_by_role("region", name=name).get_by_role("row").filter(has_text="all_reduce[tp]")
+    expect(row.first).to_contain_text("104 B")
+    expect(row.first).to_contain_text("+128 MiB")
+    page.get_by_role("tab", name="Overview").click()
+    findings = page.get_by_role("region", name="Overview: compared with before.json")
+    expect(findings.get_by_role("row").nth(1)).to_contain_text("warning")
+    assert build_page(before).figures == record.earlier_figures
+
+    report = tmp_path / "earlier.html"
+    report.write_text(render_page(build_page(before)), encoding="utf-8")
+    save(before, tmp_path / "earlier.json.gz")
+    (tmp_path / "notes.txt").write_text("hello")
+    page = open_page(build_page(after), "#/communication")
+    shown = {}
+    for file in (report, tmp_path / "earlier.json.gz"):
+        _drop(page, file)
+        panel = page.get_by_role("region", name=f"Communication: compared with {file.name}")
+        panel.get_by_role("button", name="All", exact=True).click()
+        rows = panel.get_by_role("row").filter(has_text="all_gather[tp]")
+        shown[file.name] = [row.inner_text() for row in rows.all()]
+    assert len(shown["earlier.html"]) == 2
+    assert shown["earlier.html"] == shown["earlier.json.gz"]  # the same figures from both
+    expect(panel).to_contain_text("shardscope report AFTER --against earlier.json.gz")
+    page.get_by_role("tab", name="Compare").click()
+    expect(page.get_by_role("region", name="Communication: compared")).to_be_visible()
+    expect(page.get_by_text("earlier.json.gz has no figures of this view.").first).to_be_visible()
+    _drop(page, tmp_path / "notes.txt")
+    expect(page.get_by_role("alert")).to_have_text(
+        re.compile("'notes.txt' is neither a report nor a recording of shardscope. Drop a report")
+    )
+
+
+def _drop(page: Page, file: Path) -> None:
+    """Drop a file onto the page, as the system does."""
+    content = base64.b64encode(file.read_bytes()).decode()
+    page.evaluate(
+        """([name, content]) => {
+            const bytes = Uint8Array.from(atob(content), (char) => char.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name));
+            const options = { dataTransfer, bubbles: true, cancelable: true };
+            for (const type of ["dragover", "drop"]) {
+                document.body.dispatchEvent(new DragEvent(type, options));
+            }
+        }""",
+        [file.name, content],
+    )

@@ -6,30 +6,18 @@ import re
 from collections import Counter
 
 import pytest
-import torch
-from torch.distributed.fsdp import fully_shard
 
-from memory_models import backward, chain
-from shardscope import memory, simulate
 from shardscope.record import MemoryKind, Recording
 from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
+from small_recordings import make_memory_recording
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    """Six layers under FSDP2 with AdamW."""
-    with simulate(mesh={"dp": 4}, device="cuda") as world:
-        with torch.device("meta"):
-            model = chain(6)
-        for layer in model:
-            fully_shard(layer, mesh=world.mesh)
-        fully_shard(model, mesh=world.mesh)
-        world.materialize(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        return memory(model, backward(model), optimizer).recording
+    return make_memory_recording()
 
 
 def _sum_by(recording: Recording, column: str, order: int) -> Counter:
@@ -98,7 +86,7 @@ def test_any_instant_shows_what_is_in_use_and_two_show_what_changed(open_page, r
     cells = [row.get_by_role("gridcell").all_inner_texts() for row in grid.get_by_role("row").all()]
     lines = _sum_by(recording, "source", last)
     lines.subtract(_sum_by(recording, "source", first))
-    assert sorted(row[-1] for row in cells if row) == sorted(
+    assert sorted(row[1] for row in cells if row) == sorted(
         _change(lines[line]) for line in range(-1, len(table.sources))
     )
     assert sum(lines.values()) == total

@@ -90,6 +90,7 @@ def test_a_search_filters_highlights_and_can_be_cleared(open_page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("layers.17 w2")
     tree = page.get_by_role("treegrid")
+    expect(tree.get_by_role("row", name=re.compile("w2"))).to_contain_text("112 MiB")
     expect(tree).to_have_attribute("aria-rowcount", str(1 + 5))
     expect(tree.locator("mark").first).to_have_text("w2")
     page.keyboard.press("Escape")

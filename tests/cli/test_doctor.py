@@ -18,19 +18,20 @@ REQUIRED = ("torch", "fork", "gloo", "private torch names", "simulated worlds", 
 def test_doctor_tries_everything_and_says_what_works() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert report["shardscope"] == __version__
+    document = json.loads(result.stdout)
+    assert document["shardscope_version"] == __version__
+    assert document["verdict"] == "ok"
+    report = document["figures"]["environment"]
     assert report["tested_torch"] == list(TESTED_TORCH)
-    versions = {package["name"]: package["version"] for package in report["packages"]}
-    assert versions["torch"]
+    assert report["packages"]["torch"]
     checks = {check["name"]: check for check in report["checks"]}
-    assert list(checks) == list(CHECKS)
+    assert set(checks) == set(CHECKS)
     for name in REQUIRED:
         assert checks[name]["status"] == "ok", checks[name]
     for name, check in checks.items():
         # What is missing says what does not work, and what to do.
         assert check["detail"], name
-        assert bool(check["disables"]) == bool(check["remedy"]) == (check["status"] != "ok"), name
+        assert ("disables" in check) == ("remedy" in check) == (check["status"] != "ok"), name
 
 
 @pytest.mark.parametrize(

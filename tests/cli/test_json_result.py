@@ -24,7 +24,7 @@ from shardscope.record import load, save
 from shardscope.report.result.schema import make_result_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(make_result_schema())
-WITHOUT_JSON = {("tui",), ("mcp",), ("serve",)}
+WITHOUT_JSON = {("tui",), ("mcp",), ("serve",), ("completion",)}
 VERBS = {path: command for path, command in COMMANDS.items() if isinstance(command, Verb)}
 
 
@@ -42,8 +42,8 @@ def run(*args: str, exit_code: int = 0) -> dict[str, Any]:
 def test_every_command_has_the_option_or_a_reason_why_not(path: tuple[str, ...]) -> None:
     command = VERBS[path]
     options = [option for parameter in command.params for option in parameter.opts]
-    assert ("--json" in options) == (path not in WITHOUT_JSON)
-    assert bool(command.instead_of_json) == (path in WITHOUT_JSON)
+    assert ("--json" in options) != bool(command.instead_of_json)
+    assert not command.instead_of_json or path in WITHOUT_JSON
 
 
 def test_a_command_without_the_option_says_what_to_use() -> None:
@@ -60,6 +60,7 @@ def test_instruments_report_figures_and_the_files_that_they_saved(here: Path) ->
     assert traced["run"]["mesh"] == "dp=4"
     assert traced["figures"]["communication"]["count"] == 4
     assert traced["files"] == [{"path": "train.shardscope.json.gz"}]
+    assert traced["summary"].startswith("As expected: FSDP ")
     collectives = load("train.shardscope.json.gz").collectives
     sent = sum(call.wire_bytes for call in collectives)
     assert traced["figures"]["communication"]["wire_bytes"] == sent
@@ -88,6 +89,7 @@ def test_instruments_report_figures_and_the_files_that_they_saved(here: Path) ->
     assert figures["fits"] is False
     assert figures["needed_bytes"] > figures["device_bytes"] == 512 << 20
     assert sum(figures["kinds"].values()) == figures["peak_bytes"]
+    assert sum(line["num_bytes"] for line in figures["lines"]) == figures["peak_bytes"]
     assert too_large["verdict"] == "problems"
     assert too_large["findings"][0]["remedy"]
 
@@ -166,6 +168,9 @@ def test_a_program_that_fails_has_both_its_recording_and_its_error(here: Path) -
     document = run("trace", "train.py", "--mesh", "dp=4", exit_code=2)
     assert document["verdict"] == "failed"
     assert "ZeroDivisionError" in document["error"]["message"]
+    assert document["summary"].startswith(
+        "failed: see error. Recorded before: Does not run: Rank 0 stop"
+    )
     assert document["figures"]["communication"]["count"] == 2
     assert document["figures"]["stops"][0]["rank"] == 0
     assert (here / document["files"][0]["path"]).is_file()

@@ -21,7 +21,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult
+from mcp.types import CallToolResult, ListRootsResult, Root
+from pydantic import FileUrl
 
 from cli.small_target import TARGET
 from cli.test_help import COMMANDS
@@ -46,6 +47,15 @@ time.sleep(600)
 T = TypeVar("T")
 
 
+def make_parameters(folder: Path) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "shardscope", "mcp"],
+        env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1"),
+        cwd=folder,
+    )
+
+
 class Agent:
     """A client that is connected to one server, used from synchronous tests."""
 
@@ -60,14 +70,8 @@ class Agent:
         self.client = self._connected.result(timeout=60)
 
     async def _connect(self) -> None:
-        parameters = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "shardscope", "mcp"],
-            env=dict(os.environ, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1"),
-            cwd=self.folder,
-        )
         try:
-            async with Client(stdio_client(parameters)) as client:
+            async with Client(stdio_client(make_parameters(self.folder))) as client:
                 self._connected.set_result(client)
                 await self._is_done.wait()
         except BaseException as error:
@@ -117,12 +121,12 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 def test_tools_say_what_they_are_for_and_whether_they_execute_code(agent: Agent) -> None:
     tools = {tool.name: tool for tool in agent.wait(agent.client.list_tools()).tools}
-    wanted = "run trace memory audit parity explain diagnose diff show coverage"
+    wanted = "run trace memory audit parity explain diagnose diff query show coverage doctor"
     assert set(wanted.split()) <= set(tools)
     for name, tool in tools.items():
         assert len(tool.description or "") > 80
         assert tool.annotations is not None
-        is_reading = name in ("diff", "show", "query")
+        is_reading = name in ("diff", "show", "query", "doctor")
         assert tool.annotations.read_only_hint is is_reading
         assert tool.annotations.destructive_hint is not is_reading
         assert ("Executes the" in (tool.description or "")) is not is_reading
@@ -169,6 +173,11 @@ def test_a_recording_is_made_read_and_compared(agent: Agent) -> None:
     assert "from the target" in messages
     shown = agent.call("show", files=["step.json"])
     assert shown["figures"] == traced["figures"]
+    sql = "SELECT kind, count(*) FROM collectives GROUP BY 1 ORDER BY 1"
+    table = agent.call("query", sql=sql, files=["step.json"])["figures"]["table"]
+    assert table["rows"] == [["all_gather", 2], ["reduce_scatter", 2]]
+    tables = agent.call("query")["figures"]["table"]
+    assert {"collectives", "findings"} <= {row[0] for row in tables["rows"]}
     changed = agent.call("diff", before="before.json", after="after.json", areas=["collectives"])
     assert changed["verdict"] == "problems"
     assert {row["area"] for row in changed["figures"]["comparisons"][0]["changes"]} == {
@@ -257,6 +266,23 @@ def is_running(pid: int) -> bool:
 def test_the_skill_is_a_resource(agent: Agent) -> None:
     resource = agent.wait(agent.client.read_resource("shardscope://skill"))
     assert resource.contents[0].text == read_skill()  # type: ignore[union-attr]
+
+
+def test_paths_are_relative_to_the_root_that_a_client_names(tmp_path: Path) -> None:
+    root = tmp_path / "a project"
+    root.mkdir()
+    save(make_pair()[0], root / "run.json")
+
+    async def list_roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=FileUrl(root.as_uri()))])
+
+    async def call() -> CallToolResult:
+        transport = stdio_client(make_parameters(tmp_path))
+        client = Client(transport, mode="legacy", list_roots_callback=list_roots)
+        async with client:
+            return await client.call_tool("show", {"files": ["run.json"]})
+
+    assert asyncio.run(call()).structured_content["exit_code"] == 0
 
 
 @pytest.mark.parametrize("how", ["eof", "interrupt"])

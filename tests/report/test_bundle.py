@@ -50,6 +50,7 @@ def test_the_bundle_was_built_from_the_sources_that_are_here() -> None:
         ("units_cases.py", "write_cases", "src/parts/units.cases.json"),
         ("name_cases.py", "write_cases", "src/store/names.cases.json"),
         ("traffic_cases.py", "write_cases", "src/store/traffic.cases.json"),
+        ("figures_cases.py", "write_cases", "src/store/figures.cases.json"),
     ],
 )
 def test_the_generated_types_and_cases_are_up_to_date(

@@ -5,6 +5,7 @@ import "./styles/base.css";
 import "./styles/shell.css";
 import "./styles/parts.css";
 import "./styles/table.css";
+import "./styles/menus.css";
 import { App } from "./shell/app";
 import { ErrorMessage } from "./shell/error_boundary";
 import { page, parsePage } from "./store/page";

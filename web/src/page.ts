@@ -127,6 +127,7 @@ export interface Communication {
   traffic_note: string;
   implicit_causes: readonly number[];
   calls: Calls;
+  steps: readonly StepMark[];
   num_served: number;
   spans: Spans;
   timings: readonly Timing[];
@@ -263,6 +264,7 @@ export interface ExplanationItem {
   break_sites: readonly BreakRow[];
   recompiles: readonly RecompileRow[];
   skipped_frames: readonly SkippedRow[];
+  guards: readonly GuardTable[];
   stages: readonly StageRow[];
   failure: string;
 }
@@ -275,6 +277,7 @@ export interface Fact {
   value: string;
   note: string;
   view: string;
+  measure: string;
 }
 
 /**
@@ -290,6 +293,17 @@ export interface FallbackRow {
   remedy: string;
   module: number;
   source: number;
+}
+
+/**
+ * A number of a view that can be compared with that of another page.
+ */
+export interface Figure {
+  view: string;
+  group: string;
+  label: string;
+  unit: string;
+  value: number;
 }
 
 /**
@@ -355,6 +369,7 @@ export interface GraphItem {
   result: readonly string[];
   module: readonly number[];
   line: readonly number[];
+  within: readonly string[];
   left_out: number;
 }
 
@@ -367,6 +382,19 @@ export interface GroupRow {
   num_ranks: number;
   axis: string;
   backend: string;
+}
+
+/**
+ * The guards of one compilation, in columns, in words and as torch writes them.
+ */
+export interface GuardTable {
+  compile_id: string;
+  function: string;
+  kind: readonly string[];
+  subject: readonly string[];
+  condition: readonly string[];
+  guard: readonly string[];
+  left_out: number;
 }
 
 /**
@@ -507,6 +535,8 @@ export interface Page {
   comparison: Comparison | null;
   empty_views: readonly EmptyView[];
   terms: readonly Term[];
+  figures: readonly Figure[];
+  earlier_figures: readonly Figure[];
   format: "shardscope.page";
   schema: 4;
 }
@@ -711,6 +741,16 @@ export interface StageRow {
   stage: string;
   num_calls: number;
   total_ns: number | null;
+}
+
+/**
+ * Where a step begins on a rank: `order` is that of its first collective.
+ */
+export interface StepMark {
+  rank: number;
+  name: string;
+  order: number;
+  start_ns: number;
 }
 
 /**

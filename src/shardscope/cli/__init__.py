@@ -35,6 +35,7 @@ _EXAMPLES = (
 )
 _VERBS = {
     "demo": "Simulate a training step of an 8B model on 1,024 ranks.",
+    "init": "Write a target, a contract or files for CI for your model.",
     "run": "Run your training program, unmodified, as any rank of a simulated cluster.",
     "trace": "Record the collectives of a training step of your program.",
     "audit": "Show how your model is sharded, and what is wrong with its sharding.",

@@ -61,6 +61,7 @@ class CommandEntry(Struct, frozen=True, omit_defaults=True):
     "completion",
     cls=Verb,
     examples=["shardscope completion bash", "shardscope completion zsh"],
+    instead_of_json="It prints a script for a shell.",
 )
 @click.argument("shell", type=click.Choice(list(_SHELLS)), required=False)
 def command(shell: str | None) -> None:

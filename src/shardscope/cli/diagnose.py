@@ -14,6 +14,7 @@ from torch import nn
 from shardscope.cli.build_model import Report, build_alone, build_model
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
+from shardscope.cli.json_result import current_json
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.shared_options import (
     force_option,
@@ -135,6 +136,9 @@ def command(
         seed=seed,
     )
     destination.finish(recording, render_summary(recording))
+    if result := current_json():
+        for repro in filter(None, (diagnosis.repro for diagnosis in recording.diagnoses)):
+            result.add_file(repro, "reproduces the failure with torch alone")
     ctx.exit(exit_code(recording, is_strict=strict))
 
 

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,7 @@ from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
-from shardscope.cli.console import print_line, print_out, show_progress, write_out
+from shardscope.cli.console import print_line, print_out, show_progress
 from shardscope.cli.doctor_checks import (
     CHECKS,
     CheckEnd,
@@ -27,9 +28,10 @@ from shardscope.cli.doctor_checks import (
     Status,
     make_problem,
 )
+from shardscope.cli.json_result import current_json
 from shardscope.cli.verb import Verb
-from shardscope.record.encoding import encode_json
 from shardscope.record.text import sanitize_text
+from shardscope.report.result.figures import CheckFigures, EnvironmentFigures, Figures
 from shardscope.version import TESTED_TORCH, __version__
 
 _SILENCE_S = 60  # without a line, after which a check counts as hanging; torch's import is slow
@@ -82,9 +84,8 @@ class DoctorReport(Struct, frozen=True, kw_only=True):
     examples=["shardscope doctor", "shardscope doctor --json"],
     fails_if="A check failed. What is missing and optional is no failure.",
 )
-@click.option("--json", "has_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
-def command(ctx: click.Context, has_json: bool) -> None:
+def command(ctx: click.Context) -> None:
     """Print versions, and try what works on this machine.
 
     Each check runs in another process, so that one that crashes or hangs is only a line of the
@@ -92,11 +93,35 @@ def command(ctx: click.Context, has_json: bool) -> None:
     """
     with show_progress("checking") as report:
         result = examine(report)
-    if has_json:
-        write_out([msgspec.json.format(encode_json(result), indent=1), b"\n"])
+    if document := current_json():
+        document.add_figures(
+            Figures(environment=_read_figures(result)),
+            _count_checks(result),
+            has_problems=not result.is_healthy,
+        )
     else:
         _print(result)
     ctx.exit(int(not result.is_healthy))
+
+
+def _read_figures(result: DoctorReport) -> EnvironmentFigures:
+    return EnvironmentFigures(
+        python=result.python,
+        platform=result.platform,
+        tested_torch=result.tested_torch,
+        packages={package.name: package.version for package in result.packages},
+        checks=tuple(
+            CheckFigures(
+                name=check.name,
+                status=str(check.status),
+                detail=check.detail,
+                disables=check.disables,
+                remedy=check.remedy,
+            )
+            # What works is of least interest.
+            for check in sorted(result.checks, key=lambda check: check.status is Status.OK)
+        ),
+    )
 
 
 def examine(report: Callable[[str], None] = lambda _: None) -> DoctorReport:
@@ -224,11 +249,13 @@ def _print(result: DoctorReport) -> None:
             text.append(f"\n{check.remedy}", "green")
         table.add_row(Text(mark, style), check.name, text)
     print_out(table)
-    counts = dict.fromkeys(Status, 0)
-    for check in result.checks:
-        counts[check.status] += 1
     print_line()
-    print_line(
+    print_line(_count_checks(result))
+
+
+def _count_checks(result: DoctorReport) -> str:
+    counts = Counter(check.status for check in result.checks)
+    return (
         f"{counts[Status.OK]} work, {counts[Status.MISSING]} missing, "
         f"{counts[Status.FAILED]} failed"
     )

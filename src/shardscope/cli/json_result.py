@@ -110,6 +110,7 @@ class ResultBuilder:
             CommandResult,
             ErrorEntry,
             FileEntry,
+            NextEntry,
             encode_result,
         )
 
@@ -118,6 +119,8 @@ class ResultBuilder:
             return
         parts = self._read_parts()
         is_failed = exit_code >= _FAILED
+        if is_failed and self._recording is not None:
+            parts["summary"] = f"failed: see error. Recorded before: {parts['summary']}"
         messages = self._messages if is_failed else [*self._errors, *self._messages]
         result = CommandResult(
             shardscope_version=__version__,
@@ -126,7 +129,10 @@ class ResultBuilder:
             verdict=self._judge(exit_code, parts.pop("has_problems")),
             error=ErrorEntry(message=" ".join(self._errors)) if is_failed else None,
             files=tuple(FileEntry(path=path, note=note) for path, note in self._files),
-            next=tuple(self._next),
+            next=(
+                *(NextEntry(command=command) for command in self._next),
+                *parts.pop("next", ()),
+            ),
             messages=tuple(messages),
             **parts,
         )
@@ -147,7 +153,7 @@ class ResultBuilder:
         from shardscope.report.result.result import summarize_recording
 
         if self._recording is not None:
-            parts = summarize_recording(self._recording)
+            parts = summarize_recording(self._name_command(self._recording), self._sources)
             is_same = parts.run.command == self._command
             return {
                 "summary": parts.summary,
@@ -156,6 +162,7 @@ class ResultBuilder:
                 "figures": parts.figures,
                 "run": replace(parts.run, command="") if is_same else parts.run,
                 "has_problems": parts.has_problems,
+                "next": parts.next,
             }
         if self._figures is not None:
             return {
@@ -165,6 +172,15 @@ class ResultBuilder:
             }
         summary = self._render_printed() or next(iter(self._errors), "")
         return {"summary": summary, "has_problems": False}
+
+    def _name_command(self, recording: Recording) -> Recording:
+        """The recording of a program names the program; further commands need ours."""
+        from shardscope.cli.verb import PROGRAM_VERBS
+
+        is_ours = self._command.split(" ")[1] in PROGRAM_VERBS
+        if not is_ours or recording.run.command.startswith("shardscope "):
+            return recording
+        return replace(recording, run=replace(recording.run, command=self._command))
 
     def _render_printed(self) -> str:
         from rich.console import Group

@@ -38,8 +38,9 @@ def command(root: str | None, is_skill: bool) -> None:
     """Serve the commands to a coding agent as tools of the Model Context Protocol.
 
     The agent starts this command itself, and talks to it over standard input and output. Tools are
-    run, trace, memory, audit, coverage, parity, explain, diagnose, diff, show and query; those that
-    take a target or a program execute it. Needs the package mcp: pip install 'shardscope[mcp]'.
+    run, trace, memory, audit, coverage, parity, explain, diagnose, diff, query, show and doctor.
+    Those that take a target or a program execute it. Needs the package mcp: pip install
+    'shardscope[mcp]'.
     """
     folder = None if root is None else Path(root).resolve()
     if folder is not None and not folder.is_dir():

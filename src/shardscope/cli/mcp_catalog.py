@@ -70,7 +70,8 @@ TOOLS = (
         text="Start here for a training script: run it unmodified, without GPUs, as ranks of a "
         "simulated cluster of any size, for a few steps. Reports what it communicates and why, "
         "its peak memory and whether it fits, how parameters are sharded, graph breaks, and "
-        "problems with remedies. Executes the script.",
+        "problems with remedies. For hangs give ranks=all: it names the line where ranks issue "
+        "different collectives. Executes the script.",
         arguments=(
             *_CLUSTER,
             _RANKS,
@@ -192,7 +193,9 @@ TOOLS = (
             _text("target", _TARGET.text, is_required=True),
             _MESH,
             _text("backend", "Backend of torch.compile. Default: inductor.", "--backend"),
-            _text("folder", "Folder for repro.py.", "--folder"),
+            _text("mode", "Mode of torch.compile, such as max-autotune.", "--mode"),
+            _list("options", "Options for the backend, such as op=relu.", "--option"),
+            _text("folder", "Folder for repro.py. Default: a new folder.", "--folder"),
             _number("max_queries", "Most compilations. Default: 200.", "--max-queries"),
             *_OUTPUT,
         ),
@@ -232,6 +235,14 @@ TOOLS = (
         text="The summary of recordings that exist already, optionally of some modules only. Use "
         "it to look again, or at ranks of a real run together, without executing anything.",
         arguments=(_FILES, _MODULE),
+        runs_code=False,
+    ),
+    Tool(
+        name="doctor",
+        title="Check the installation",
+        text="Versions of torch, shardscope and optional packages, and what works on this machine. "
+        "Use it when another tool fails for a reason that has nothing to do with the program.",
+        arguments=(),
         runs_code=False,
     ),
 )

@@ -52,6 +52,7 @@ _INSTRUCTIONS = (
 _TIMEOUT_S = 900.0
 _GRACE_S = 5.0  # for a process that is asked to end
 _HEARTBEAT_S = 5.0
+_INTERVAL_S = 0.25  # between two reports of progress
 _MAX_RUNNING = 2
 _MAX_LINES = 12  # of standard error that an error repeats
 _MAX_STDOUT = 1 << 20
@@ -291,6 +292,7 @@ class _Output:
         self.stdout = bytearray()
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._start = time.monotonic()
+        self._reported_at = -_INTERVAL_S
 
     @property
     def last_lines(self) -> str:
@@ -323,11 +325,17 @@ class _Output:
             *lines, rest = f"{rest}{text}".split("\n")
             for line in filter(None, map(str.strip, lines)):
                 self._lines.append(sanitize_text(line[:300]))
-                await report(time.monotonic() - self._start, self._lines[-1])
+                await self._report(report, self._lines[-1])
             rest = rest[-1000:]
 
     async def _report_time(self, report: Report) -> None:
         while True:
             await anyio.sleep(_HEARTBEAT_S)
-            seconds = time.monotonic() - self._start
-            await report(seconds, f"running for {seconds:.0f} s")
+            await self._report(report, f"running for {time.monotonic() - self._start:.0f} s")
+
+    async def _report(self, report: Report, doing: str) -> None:
+        """Report progress, unless that was done a moment ago: programs may print a lot."""
+        seconds = time.monotonic() - self._start
+        if seconds - self._reported_at >= _INTERVAL_S:
+            self._reported_at = seconds
+            await report(seconds, doing)

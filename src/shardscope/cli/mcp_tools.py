@@ -72,7 +72,9 @@ class Argument(Struct, frozen=True, kw_only=True):
         if self.kind == "boolean":
             return [self.option] if value else []
         values = [str(item) for item in (value if isinstance(value, list) else [value])]
-        return [f"{self.option}={item}" for item in values] if self.option else values
+        if not self.option:
+            return values
+        return [word for item in values for word in (self.option, item)]
 
 
 class Tool(Struct, frozen=True, kw_only=True):

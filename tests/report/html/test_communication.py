@@ -331,3 +331,28 @@ def test_groups_and_axes_are_those_of_the_recording() -> None:
 def test_an_unused_mesh_axis_is_listed() -> None:
     run = make_run(axes=(Axis(name="pp", size=8),))
     assert read(make_recording((make_collective(),), run=run)).axes == ("pp", "world")
+
+
+def mark_steps(*phases: Phase, **changes: Any) -> list[tuple[str, int]]:
+    calls = tuple(make_collective(order=at, phase=phase) for at, phase in enumerate(phases))
+    return [(mark.name, mark.order) for mark in read(make_recording(calls, **changes)).steps]
+
+
+def test_steps_begin_with_the_first_forward_collective_after_the_optimizer() -> None:
+    forward, backward, optimizer = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
+    step = (forward, forward, backward, forward, backward, optimizer)
+    assert mark_steps(*step, *step) == [("step 1", 0), ("step 2", 6)]
+    assert mark_steps(*step) == []
+    # Without collectives of the optimizer, micro-batches and steps look the same.
+    micro = (forward, backward, Phase.OUTSIDE)
+    assert mark_steps(*micro, *micro) == [("forward 1", 0), ("forward 2", 3)]
+
+
+def test_steps_begin_with_their_spans_if_they_were_timed() -> None:
+    calls = tuple(make_collective(order=at, start_ns=10 * at) for at in range(4))
+    spans = (make_span("step", 0, 18), make_span("step", 19, 20), make_span("load", 3, 1))
+    steps = read(make_recording(calls, spans=spans)).steps
+    assert [(mark.name, mark.order, mark.start_ns) for mark in steps] == [
+        ("step 1", 0, 0),
+        ("step 2", 2, 19),
+    ]

@@ -8,20 +8,22 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 import compared_recordings
 import large_recording
 import sample_recordings as samples
-from shardscope.record import Finding, Recording, Severity
+from shardscope.record import Finding, Gap, Recording, Severity
 from shardscope.report.compare.compare_recordings import compare
-from shardscope.report.result.figures import Figures
+from shardscope.report.result.figures import Figures, TableFigures
 from shardscope.report.result.recording_figures import read_changes
 from shardscope.report.result.result import (
-    MAX_BYTES,
+    MAX_TOKENS,
     CommandResult,
     RecordingSummary,
     Verdict,
     encode_result,
+    estimate_tokens,
     summarize_recording,
 )
 from shardscope.report.result.schema import make_result_schema
@@ -46,7 +48,7 @@ def make_document(recording: Recording | RecordingSummary) -> dict[str, Any]:
         run=parts.run,
     )
     data = encode_result(result, ["shardscope show run.json"])
-    assert len(data) <= MAX_BYTES
+    assert estimate_tokens(data) <= MAX_TOKENS
     document = json.loads(data)
     VALIDATOR.validate(document)
     assert list(document) == list(CommandResult.__struct_fields__)
@@ -75,21 +77,21 @@ def test_communication_adds_up_to_the_recorded_collectives() -> None:
     assert figures["causes"] == sorted(figures["causes"], key=lambda entry: -entry["wire_bytes"])
 
 
-def test_a_large_recording_is_cut_and_says_how_much_is_left_out_and_how_to_get_it() -> None:
-    full = summarize_recording(large_recording.make_large())
+def test_what_does_not_fit_is_counted_and_commands_print_it() -> None:
+    llama = samples.make_llama()
+    findings = tuple(
+        Finding(rule=f"r{number}", severity=Severity.INFO, subject="s", fact="f", remedy="r")
+        for number in range(300)
+    )
+    gaps = tuple(Gap(place=f"place {number}", fact="f" * 50) for number in range(300))
+    full = summarize_recording(replace(llama, findings=findings, gaps=gaps))
     document = make_document(full)
-    left_out = document["truncated"]["left_out"]
-    assert left_out
-    assert document["truncated"]["commands"] == ["shardscope show run.json"]
-    for path, entries, num_all in (
-        ("findings", document["findings"], len(full.findings)),
-        ("gaps", document["gaps"], len(full.gaps)),
-    ):
-        assert len(entries) + left_out.get(path, 0) == num_all
-    causes = document["figures"]["communication"]["causes"]
-    assert full.figures.communication is not None
-    num_left_out = left_out.get("figures.communication.causes", 0)
-    assert len(causes) + num_left_out == len(full.figures.communication.causes)
+    truncated = document["truncated"]
+    assert truncated["commands"] == ["shardscope show run.json"]
+    for name, entries in (("findings", full.findings), ("gaps", full.gaps)):
+        assert 0 < len(document[name]) < len(entries)
+        assert len(document[name]) + truncated["left_out"][name] == len(entries)
+    assert [entry["rule"] for entry in document["findings"]][:2] == ["r0", "r1"]
 
 
 def test_findings_of_identical_layers_share_an_entry_and_the_gravest_come_first() -> None:
@@ -158,8 +160,27 @@ def test_long_texts_are_shortened_and_what_does_not_fit_is_dropped_last_entry_fi
     )
     data = encode_result(result)
     document = json.loads(data)
-    assert len(data) <= MAX_BYTES
+    assert estimate_tokens(data) <= MAX_TOKENS
     assert document["summary"].endswith("…")
     numbers = [int(message.split()[0]) for message in document["messages"]]
     assert numbers == list(range(len(numbers)))
     assert document["truncated"]["left_out"] == {"messages": 100 - len(numbers)}
+
+
+def test_a_table_of_numbers_counts_each_digit_as_a_token() -> None:
+    rows = tuple((number, 10**12 + number) for number in range(1_000))
+    table = TableFigures(columns=("order", "bytes"), num_rows=len(rows), rows=rows)
+    result = CommandResult(
+        shardscope_version="1",
+        command="c",
+        exit_code=0,
+        verdict=Verdict.OK,
+        summary="",
+        figures=Figures(table=table),
+    )
+    data = encode_result(result)
+    shown = json.loads(data)["figures"]["table"]["rows"]
+    assert shown == [list(row) for row in rows[: len(shown)]]
+    assert len(shown) > 100
+    assert sum(char in b"0123456789" for char in data) < MAX_TOKENS
+    assert json.loads(data)["truncated"]["left_out"] == {"figures.table.rows": 1_000 - len(shown)}

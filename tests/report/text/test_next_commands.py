@@ -46,6 +46,11 @@ def recorded(command: str, **changes: object) -> Recording:
             "audit",
             "shardscope audit --nnodes 2 --nproc-per-node 8 -- pretrain.py --tp 4",
         ),
+        (
+            "shardscope trace --json train.py --mesh dp=2",
+            "audit",
+            "shardscope audit train.py --mesh dp=128,tp=8",
+        ),
         ("python train.py", "trace", "shardscope trace TARGET --mesh dp=128,tp=8"),
         ("shardscope trace 'unclosed", "trace", "shardscope trace TARGET --mesh dp=128,tp=8"),
     ],

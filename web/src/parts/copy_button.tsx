@@ -1,7 +1,7 @@
 /** A button that copies a text to the clipboard and confirms it. */
 import { useState } from "preact/hooks";
 
-async function copyText(text: string): Promise<boolean> {
+export async function copyText(text: string): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -1,7 +1,9 @@
 /** A line of the user's program: its location and its text. */
+import { editorHref } from "../store/editor";
 import { page } from "../store/page";
 import { formatLocation } from "../store/selection";
 import { CopyButton } from "./copy_button";
+import { EditorLink } from "./editor_link";
 import { FacetLink } from "./facet_link";
 
 interface Props {
@@ -23,9 +25,14 @@ export function SourceLine({ source, isShort = false }: Props) {
   const location = `${shortenPath(file[source])}:${line[source]}`;
   if (isShort) {
     return (
-      <FacetLink facet="line" value={formatLocation(source)}>
-        <span class="source-location mono">{location}</span>
-      </FacetLink>
+      <>
+        <FacetLink facet="line" value={formatLocation(source)}>
+          <span class="source-location mono">{location}</span>
+        </FacetLink>
+        {editorHref(file[source], line[source]!) && (
+          <EditorLink file={file[source]} line={line[source]!} />
+        )}
+      </>
     );
   }
   return (
@@ -36,6 +43,7 @@ export function SourceLine({ source, isShort = false }: Props) {
         </FacetLink>
         {functions[source] && <span class="source-function">in {functions[source]}</span>}
         <CopyButton text={formatLocation(source)} label={`copy ${formatLocation(source)}`} />
+        <EditorLink file={file[source]} line={line[source]!} />
       </div>
       {text[source] && <code class="source-text">{text[source].trim()}</code>}
     </div>

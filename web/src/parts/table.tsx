@@ -1,6 +1,8 @@
 /** A table of any length that sorts, filters by search and selection, and handles keys. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { nameFile, saveText } from "../exports/download";
+import { registerTable, tableToCsv } from "../exports/tables";
 import { hasModuleSelection, isInSelection, select, selectedName } from "../store/modules";
 import { param, setParam } from "../store/route";
 import { words } from "../store/search";
@@ -8,6 +10,8 @@ import { clear, isRankSelected, isSourceSelected, selection } from "../store/sel
 import { Empty } from "./empty_message";
 import { InCell } from "./facet_link";
 import { Highlight } from "./highlight";
+import { isNarrow } from "./narrow";
+import { shortenPath } from "./source_line";
 import {
   filterAndSortRows,
   formatSort,
@@ -15,6 +19,7 @@ import {
   parseSort,
   type Sort,
   type Sortable,
+  type Value,
 } from "./table_rows";
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
@@ -27,7 +32,9 @@ export interface Column extends Sortable {
   readonly width: number; // minimum, in rem
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
+  readonly isWhole?: boolean; // its texts, such as ops and lines, are never cut off
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
+  readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
 
 export interface TableProps {
@@ -103,6 +110,40 @@ function useSort(label: string, initial: Sort | null): [Sort | null, (sort: Sort
   return [sort, (next) => setParam(name, next && next !== initial ? formatSort(next) : null)];
 }
 
+const LETTER_REM = 0.56; // width of a letter in a cell
+const PADDING_REM = 2;
+const MAX_LETTERS = 90; // of a column whose texts are never cut off
+const NARROW_REM = 12; // width of the first column on a narrow screen
+const NARROW_FIGURE_REM = 5.5;
+
+/**
+ * Makes columns whose texts must not be cut off as wide as their longest text. On a narrow screen
+ * figures come right after the first column, so that they are visible without scrolling.
+ */
+function arrange(columns: readonly Column[], numRows: number): readonly Column[] {
+  const wide = columns.map((column) => (column.isWhole ? fitTexts(column, numRows) : column));
+  if (!isNarrow.value) return wide;
+  const [first, ...others] = wide;
+  if (!first) return wide;
+  const isFigure = ({ align }: Column): boolean => align === "end";
+  return [
+    { ...first, width: Math.min(columns[0]!.width, NARROW_REM) },
+    ...others
+      .filter(isFigure)
+      .map((column) => ({ ...column, width: Math.min(column.width, NARROW_FIGURE_REM) })),
+    ...others.filter((column) => !isFigure(column)),
+  ];
+}
+
+function fitTexts(column: Column, numRows: number): Column {
+  let longest = 0;
+  for (let row = 0; row < numRows; row++) {
+    longest = Math.max(longest, shortenPath(String(column.value(row) ?? "")).length);
+  }
+  const fitting = LETTER_REM * Math.min(longest, MAX_LETTERS) + PADDING_REM;
+  return { ...column, width: Math.max(column.width, fitting) };
+}
+
 const KEY_STEPS: Readonly<Record<string, number>> = {
   ArrowDown: 1,
   ArrowUp: -1,
@@ -113,7 +154,8 @@ const KEY_STEPS: Readonly<Record<string, number>> = {
 };
 
 export function Table(props: TableProps) {
-  const { label, numRows, columns, empty, modules, detail, onActive } = props;
+  const { label, numRows, empty, modules, detail, onActive } = props;
+  const columns = useMemo(() => arrange(props.columns, numRows), [props.columns, isNarrow.value]);
   const [sort, setSort] = useSort(label, props.sort ?? null);
   const [active, setActive] = useState(-1); // a row, not its index in `rows`
   const [activeColumn, setActiveColumn] = useState(-1); // of the active row; -1 is the row itself
@@ -127,6 +169,9 @@ export function Table(props: TableProps) {
     onActive?.(row);
   };
   const cellId = (column: number): string => `${id}-${active}-${column}`;
+  useEffect(() => {
+    if (ref.current) registerTable(ref.current, () => ({ label, columns, rows }));
+  });
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
@@ -224,7 +269,14 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot numShown={rows.length} numRows={numRows} hasModules={modules !== undefined} />
+      <Foot
+        numShown={rows.length}
+        numRows={numRows}
+        hasModules={modules !== undefined}
+        onSave={() =>
+          saveText(nameFile(label, ".csv"), tableToCsv({ label, columns, rows }), "text/csv")
+        }
+      />
       {detail && activeIndex >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => activate(-1)}>
@@ -306,25 +358,36 @@ interface FootProps {
   readonly numShown: number;
   readonly numRows: number;
   readonly hasModules: boolean;
+  readonly onSave: () => void;
 }
 
 /** Number of rows shown, and the module that they are filtered by. */
-function Foot({ numShown, numRows, hasModules }: FootProps) {
+function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
   const isFiltered = hasModules && hasModuleSelection.value;
   return (
-    <div class="table-foot" role="status">
-      {numShown === numRows
-        ? pluralize(numRows, "row")
-        : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
-      {isFiltered && (
-        <>
-          {" in "}
-          <b>{selectedName.value}</b>
-          <button type="button" class="text-button" onClick={() => clear("module")}>
-            show all modules
-          </button>
-        </>
-      )}
+    <div class="table-bottom">
+      <div class="table-foot" role="status">
+        {numShown === numRows
+          ? pluralize(numRows, "row")
+          : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
+        {isFiltered && (
+          <>
+            {" in "}
+            <b>{selectedName.value}</b>
+            <button type="button" class="text-button" onClick={() => clear("module")}>
+              show all modules
+            </button>
+          </>
+        )}
+      </div>
+      <button
+        type="button"
+        class="text-button table-save"
+        title="Save these rows as a CSV file"
+        onClick={onSave}
+      >
+        CSV
+      </button>
     </div>
   );
 }

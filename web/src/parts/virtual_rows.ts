@@ -1,7 +1,9 @@
 /** Virtualized rows: only visible rows are drawn, however many there are. */
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { isNarrow } from "./narrow";
 
 const ROW_REM = 2.125;
+const NARROW_ROW_REM = 3.5; // on a narrow screen the first cell of a row has several lines
 const OVERSCAN = 8;
 const ROWS_ABOVE = 3; // rows shown above a row that is revealed
 
@@ -35,7 +37,7 @@ export function scrollTopToShow(
 
 function readRowHeight(): number {
   const size = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || 14;
-  return Math.round(ROW_REM * size);
+  return Math.round((isNarrow.value ? NARROW_ROW_REM : ROW_REM) * size);
 }
 
 /** The most rows that an element can have: browsers limit its height to about 2^25 pixels. */

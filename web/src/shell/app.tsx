@@ -1,15 +1,21 @@
 /** The frame around every view. */
+import { Differences } from "../parts/differences";
+import { EditorDialog } from "../parts/editor_link";
 import { Empty } from "../parts/empty_message";
 import { Tooltip } from "../parts/tooltip";
 import { page } from "../store/page";
 import { route } from "../store/route";
 import { findView } from "../views";
 import { Alert } from "./alert";
+import { DropZone } from "./drop_zone";
 import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
 import { KeyHelp, useKeys } from "./keys";
 import { SelectionBar } from "./selection_bar";
 import { Tabs } from "./tabs";
+
+/** Views that begin with a picture of their own, which comes before the differences. */
+const HAS_PICTURE: readonly string[] = ["overview", "modules"];
 
 export function App() {
   useKeys();
@@ -33,15 +39,19 @@ export function App() {
           tabIndex={-1}
         >
           <ErrorBoundary key={view.id}>
+            {!HAS_PICTURE.includes(view.id) && <Differences view={view.id} title={view.title} />}
             {view.hasData(page.value) ? (
               <Component />
             ) : (
               <Empty command={commandOf(view.id) ?? view.command}>{view.empty}</Empty>
             )}
+            {HAS_PICTURE.includes(view.id) && <Differences view={view.id} title={view.title} />}
           </ErrorBoundary>
         </div>
       </main>
       <KeyHelp />
+      <EditorDialog />
+      <DropZone />
       <Tooltip />
     </>
   );

@@ -5,6 +5,7 @@ import { page } from "../store/page";
 import { changeRoute, navigate, route } from "../store/route";
 import { search, searchError, searchedPattern, setSearch } from "../store/search";
 import { theme, toggleTheme } from "../store/theme";
+import { ExportMenu } from "./export_menu";
 import { openKeyHelp, searchInput } from "./keys";
 
 export function Header() {
@@ -34,6 +35,7 @@ export function Header() {
           onEnter={selectPattern}
           inputRef={searchInput}
         />
+        <ExportMenu />
         <ThemeButton />
         <button
           type="button"

@@ -23,7 +23,9 @@ const KEYS: readonly [string, string][] = [
   [`1 – ${VIEWS.length}`, "go to a view"],
   ["← →", "move between tabs, the cells of a row, or collapse and expand a module"],
   ["↑ ↓", "move between rows; also Page Up, Page Down, Home, End"],
-  ["+ − 0", "in a timeline: zoom in, zoom out, reset"],
+  ["+ − 0", "in a timeline: zoom in, zoom out, reset; w s a d zoom and pan"],
+  ["[ ]", "in a timeline: begin and end a selected range"],
+  ["Backspace", "in the picture of the modules: zoom out"],
   ["Enter", "select what the row or cell names, in every view"],
   ["Space", "in the tree: fold or unfold identical layers"],
   ["Esc", "clear the selection; in the search box, clear the text"],
@@ -42,7 +44,7 @@ const ACTIONS: Readonly<Record<string, () => void>> = {
 export function handleKey(event: KeyboardEvent): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || isHelpOpen.value)
     return;
-  if ((event.target as Element | null)?.closest?.("input, textarea, select")) return;
+  if ((event.target as Element | null)?.closest?.("input, textarea, select, [popover]")) return;
   const view = VIEWS[Number(event.key) - 1];
   const action = view ? () => navigate(parseRoute(hrefTo(view.id))) : ACTIONS[event.key];
   if (!action) return;

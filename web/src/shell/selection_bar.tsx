@@ -1,7 +1,13 @@
 /** What is selected in every view, as chips, and what share of all traffic it is. */
 import { shortenPath } from "../parts/source_line";
 import { formatBytes, formatDuration, formatNumber, formatShare, pluralize } from "../parts/units";
-import { moduleHref, selected, selectedName } from "../store/modules";
+import {
+  hasModuleSelection,
+  moduleHref,
+  selected,
+  selectedName,
+  selectedRoots,
+} from "../store/modules";
 import { page } from "../store/page";
 import {
   type CallRange,
@@ -13,7 +19,7 @@ import {
   selectedText,
   selection,
 } from "../store/selection";
-import { hasAllCalls, selectedTraffic, totalTraffic } from "../store/traffic";
+import { hasAllCalls, isOfSeveralRanks, selectedTraffic, totalTraffic } from "../store/traffic";
 
 export function clearSelection(): void {
   if (selectedFacets.value.length) clear(...FACETS);
@@ -93,9 +99,12 @@ function SelectionShare() {
   const { communication } = page.value;
   if (!communication?.traffic.count.length) return null;
   const [part, all] = [selectedTraffic.value, totalTraffic.value];
+  const { rank, range } = selection.value;
+  const whose = rank >= 0 ? `rank ${rank}` : isOfSeveralRanks.value ? "the busiest rank" : "a rank";
   const notes = [
-    selection.value.rank >= 0 && selectedRankSet.value < 0 && "This rank was not recorded.",
-    selection.value.range &&
+    hasModuleSelection.value && !selectedRoots.value.length && "No module matches.",
+    rank >= 0 && selectedRankSet.value < 0 && "This rank was not recorded.",
+    range &&
       !hasAllCalls.value &&
       `The range covers only calls that are listed: ${communication.left_out}`,
     communication.traffic_note,
@@ -106,11 +115,9 @@ function SelectionShare() {
       {", "}
       <b>{formatBytes(part.wire_bytes)}</b> sent
       <span class="dim">
-        {" "}
-        by{" "}
-        {selection.value.rank < 0 && communication.ranks.length > 1 ? "the busiest rank" : "a rank"}
-        : {formatShare(part.wire_bytes, all.wire_bytes)} of {formatBytes(all.wire_bytes)}
-        {notes.filter(Boolean).map((note) => ` ${note}`)}
+        {` by ${whose}: ${formatShare(part.wire_bytes, all.wire_bytes)} of ${formatBytes(all.wire_bytes)}`}
+        {rank >= 0 && communication.ranks.length > 1 && " that the busiest rank sends"}
+        {notes.filter(Boolean).map((note) => `. ${note}`)}
       </span>
     </p>
   );

@@ -4,10 +4,12 @@ import { useCallback, useMemo } from "preact/hooks";
 import type { AreaSum, ChangeRow, Comparison } from "../page";
 import { Badge } from "../parts/badge";
 import { Choices } from "../parts/choices";
+import { Differences } from "../parts/differences";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
 import { formatNumber, pluralize } from "../parts/units";
+import { isDropped } from "../store/earlier";
 import { isFoldedRowInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
@@ -16,7 +18,8 @@ import type { View } from "./view";
 const ALL = "all";
 
 function Compare() {
-  const comparison = page.value.comparison!;
+  const { comparison } = page.value;
+  if (!comparison || isDropped.value) return <AllDifferences />;
   return (
     <>
       <Panel title="What changed" note={describe(comparison)}>
@@ -28,6 +31,18 @@ function Compare() {
         ))}
       </Panel>
       {comparison.changes.length > 0 && <Changes comparison={comparison} />}
+    </>
+  );
+}
+
+/** The figures of all views, compared with a file that was dropped onto the page. */
+function AllDifferences() {
+  const views = [...new Set(page.value.figures.map(({ view }) => view))];
+  return (
+    <>
+      {views.map((view) => (
+        <Differences key={view} view={view} title={view[0]!.toUpperCase() + view.slice(1)} />
+      ))}
     </>
   );
 }
@@ -162,8 +177,10 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       grow: 3,
       value: (row) => changeAt(row).path,
       cell: (row) => (
-        <span class="clip">
-          <ModuleLink module={changeAt(row).module} text={changeAt(row).path || "all modules"} />
+        <span class="clip-pair">
+          <span class="clip">
+            <ModuleLink module={changeAt(row).module} text={changeAt(row).path || "all modules"} />
+          </span>
           {changeAt(row).repeat > 1 && <span class="chip">×{changeAt(row).repeat}</span>}
         </span>
       ),
@@ -186,6 +203,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       grow: 2,
       align: "end",
       value: (row) => changeAt(row).delta,
+      exported: (row) => changeAt(row).after,
       cell: (row) => (
         <span class={`clip ${toneOf(changeAt(row))}`}>{changeAt(row).after || "none"}</span>
       ),
@@ -230,8 +248,9 @@ function Change({ change, area }: { change: ChangeRow; area: string }) {
 export const view: View = {
   id: "compare",
   title: "Compare",
-  hasData: (page) => page.comparison !== null,
-  empty: "This page is of one recording. Create a page of two recordings to see what changed.",
+  hasData: (page) => page.comparison !== null || isDropped.value,
+  empty:
+    "This page is of one recording. Drop a second report or recording onto it, or create a page of two.",
   command: "shardscope report after.json --against before.json -o report.html",
   Component: Compare,
 };

@@ -130,7 +130,7 @@ function Ops({ level }: { level: LevelCoverage }) {
 
 function makeColumns(ops: readonly OpRow[]): Column[] {
   return [
-    { id: "op", title: "Op", width: 14, grow: 3, value: (row) => ops[row]!.op },
+    { id: "op", title: "Op", width: 14, grow: 3, isWhole: true, value: (row) => ops[row]!.op },
     {
       id: "verdict",
       title: "Verdict",

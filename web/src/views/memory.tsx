@@ -16,8 +16,10 @@ import { isRankSelected, select, selection } from "../store/selection";
 import { AreaChart } from "./memory/area_chart";
 import { InUse } from "./memory/in_use";
 import { readInstants } from "./memory/instants";
-import { sumKinds } from "./memory/stacked_series";
+import { type KindSum, sumKinds } from "./memory/stacked_series";
 import type { View } from "./view";
+
+const MAX_CHOICES = 8; // ranks to choose from, beside the selected one
 
 function Memory() {
   const curves = page.value.memory;
@@ -38,8 +40,8 @@ function Memory() {
             <Choices
               label="ranks"
               choices={curves
-                .slice(0, 8)
-                .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))}
+                .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))
+                .filter((_, i) => i < MAX_CHOICES || i === curveIndex)}
               value={String(curveIndex)}
               onChange={(id) => select("rank", firstRank(curves[Number(id)]!.ranks))}
             />
@@ -98,9 +100,12 @@ function Figures({ curve }: { curve: MemoryCurve }) {
 }
 
 function PeakByCategory({ curve }: { curve: MemoryCurve }) {
-  const sums = sumKinds(curve);
+  const sums = hasModuleSelection.value ? sumSelectedKinds(curve) : sumKinds(curve);
   return (
-    <Panel title="At the peak, by category">
+    <Panel
+      title="At the peak, by category"
+      note={hasModuleSelection.value && `Of ${selectedName.value}.`}
+    >
       <ul class="memory-kinds">
         {sums.map(({ kind, numBytes }) => (
           <li key={kind}>
@@ -118,6 +123,17 @@ function PeakByCategory({ curve }: { curve: MemoryCurve }) {
       </ul>
     </Panel>
   );
+}
+
+/** Bytes of the selected modules at the peak, by kind. */
+function sumSelectedKinds(curve: MemoryCurve): KindSum[] {
+  const sums = new Map<number, number>();
+  for (const { module, kind, num_bytes } of curve.at_peak) {
+    if (isInSelection(module)) sums.set(kind, (sums.get(kind) ?? 0) + num_bytes);
+  }
+  return [...sums]
+    .map(([kind, numBytes]) => ({ kind, numBytes }))
+    .sort((a, b) => b.numBytes - a.numBytes);
 }
 
 function PeakByModule({ curve }: { curve: MemoryCurve }) {
@@ -156,7 +172,11 @@ function makeColumns(curve: MemoryCurve): Column[] {
       width: 12,
       grow: 3,
       value: (row) => (rows[row]!.module < 0 ? "no module" : moduleName(rows[row]!.module)),
-      cell: (row) => <ModuleLink module={rows[row]!.module} text={linkText(rows[row]!.module)} />,
+      cell: (row) => (
+        <span class="clip">
+          <ModuleLink module={rows[row]!.module} text={linkText(rows[row]!.module)} />
+        </span>
+      ),
     },
     {
       id: "kind",

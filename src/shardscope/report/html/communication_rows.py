@@ -34,6 +34,7 @@ from shardscope.report.html.page import (
     Traffic,
 )
 from shardscope.report.html.page_index import NOWHERE, Index, Names
+from shardscope.report.html.timeline_rows import make_step_marks
 from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
@@ -142,11 +143,12 @@ def make_communication(
     if not recording.collectives and not recording.spans:
         return None
     names, rank_sets = NameLists(recording), summary.rank_sets
+    is_timed = has_clock(recording)
     chosen, left_out = _choose_calls(recording, summary)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording, summary)
     traffic, traffic_note = _make_traffic(rank_sets, names, index)
-    calls = _make_calls(chosen, names, index, is_timed=has_clock(recording))
+    calls = _make_calls(chosen, names, index, is_timed=is_timed)
     if served is not None:
         served.name_all(names, index)
     return Communication(
@@ -156,6 +158,7 @@ def make_communication(
         traffic=traffic,
         traffic_note=traffic_note,
         calls=calls,
+        steps=make_step_marks(recording, chosen, is_timed=is_timed),
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,

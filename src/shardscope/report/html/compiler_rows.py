@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from shardscope.record import (
     Coverage,
     Diagnosis,
     Explanation,
+    FrameGuards,
     Move,
     OpCoverage,
     Recompile,
@@ -30,6 +32,7 @@ from shardscope.report.html.page_views import (
     DiagnosisItem,
     ExplanationItem,
     GraphItem,
+    GuardTable,
     LevelCoverage,
     OpRow,
     RecompileRow,
@@ -38,6 +41,7 @@ from shardscope.report.html.page_views import (
     StageRow,
     SuspectRow,
 )
+from shardscope.report.model.guards import GuardKind, describe_guard
 from shardscope.report.text.compiler import (
     describe_deviation,
     describe_end,
@@ -47,9 +51,13 @@ from shardscope.report.text.compiler import (
     summarize_explanation,
 )
 from shardscope.report.text.heading import name_mesh
+from shardscope.report.text.style import shorten
 
 _MAX_OPS = 20_000  # of all graphs together
 _MAX_GRAPH_OPS = 2_000
+_MAX_GUARDS = 5_000  # of an explanation
+_MAX_GUARD = 1_000  # characters
+_GUARD_KINDS = list(GuardKind)
 
 
 def make_compiler(recording: Recording, index: Index) -> Compiler | None:
@@ -81,6 +89,7 @@ def _make_explanation(
         break_sites=tuple(_make_break(site, index) for site in explanation.break_sites),
         recompiles=tuple(_make_recompile(again, index) for again in explanation.recompiles),
         skipped_frames=tuple(_make_skip(skip, index) for skip in explanation.skipped_frames),
+        guards=tuple(_make_guards(explanation.guards)),
         stages=tuple(
             StageRow(stage=stage.stage, num_calls=stage.num_calls, total_ns=stage.total_ns)
             for stage in explanation.stages
@@ -111,6 +120,7 @@ def _make_graph(
         result=tuple(op.result for op in ops),
         module=tuple(index.module(op.module) if op.module else NOWHERE for op in ops),
         line=tuple(index.source(op.source) for op in ops),
+        within=tuple(op.within for op in ops),
         left_out=len(graph.ops) - num_listed,
     )
 
@@ -135,6 +145,24 @@ def _make_recompile(recompile: Recompile, index: Index) -> RecompileRow:
         description=recompile.description,
         source=index.source(recompile.source),
     )
+
+
+def _make_guards(frames: tuple[FrameGuards, ...]) -> Iterator[GuardTable]:
+    room = _MAX_GUARDS
+    for frame in frames:
+        described = [(describe_guard(guard), guard) for guard in frame.guards[:room]]
+        described.sort(key=lambda item: _GUARD_KINDS.index(item[0].kind))
+        facts, guards = [fact for fact, _ in described], [guard for _, guard in described]
+        room -= len(guards)
+        yield GuardTable(
+            compile_id=frame.compile_id,
+            function=frame.function,
+            kind=tuple(str(fact.kind) for fact in facts),
+            subject=tuple(fact.subject for fact in facts),
+            condition=tuple(fact.condition for fact in facts),
+            guard=tuple(shorten(guard, _MAX_GUARD) for guard in guards),
+            left_out=len(frame.guards) - len(guards),
+        )
 
 
 def _make_skip(frame: SkippedFrame, index: Index) -> SkippedRow:

@@ -20,6 +20,7 @@ from shardscope.report.html.communication_rows import ServedCalls, make_communic
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
 from shardscope.report.html.earlier_modules import make_earlier
+from shardscope.report.html.figures import list_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import (
@@ -91,6 +92,22 @@ def build_page(
     collectives that it sends when the page asks for them, and the `summary` of all collectives if
     not all of them are in the recording.
     """
+    page = _build_views(
+        recording, against=against, titles=titles, files=files, summary=summary, served=served
+    )
+    earlier = list_figures(_build_views(against)) if against else ()
+    return sanitize_page(replace(page, figures=list_figures(page), earlier_figures=earlier))
+
+
+def _build_views(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("", ""),
+    files: Sequence[str] = (),
+    summary: TrafficSummary | None = None,
+    served: ServedCalls | None = None,
+) -> Page:
     recording = infer_modules(recording)
     summary = summary or summarize_traffic(recording)
     rank_sets = summary.rank_sets
@@ -103,7 +120,7 @@ def build_page(
     modules = make_modules(recording, tree)
     if against:
         modules = replace(modules, earlier=make_earlier(modules, recording, against))
-    page = Page(
+    return Page(
         run=make_run(recording, files),
         verdict=make_verdict(
             recording,
@@ -132,7 +149,6 @@ def build_page(
         terms=make_terms(),
         sources=index.sources(),  # last: views ask for lines as they are made
     )
-    return sanitize_page(page)
 
 
 # Characters that could end a script element, start a comment in it, or break a line of JavaScript.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from shardscope.record import Finding, Recording, compress_ranks, format_ranks
 from shardscope.record.finding_rules import FINDING_RULES, documentation_page
-from shardscope.record.layer_names import fold_layers_in_text, join_layers_in_texts
+from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.html.module_rows import FindingTargets
 from shardscope.report.html.page import Fact, FindingItem, GapItem, RunFacts
@@ -19,6 +19,7 @@ from shardscope.report.html.page_overview import (
     Term,
     VerdictItem,
 )
+from shardscope.report.model.finding_groups import group_findings
 from shardscope.report.model.terms import TERMS
 from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.heading import describe_reality, describe_scope, name_mesh, name_ranks
@@ -83,7 +84,13 @@ def _name_subjects(recording: Recording) -> Iterator[str]:
 def make_facts(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> tuple[Fact, ...]:
     """List the key metrics, each with the view that shows more of it."""
     return tuple(
-        Fact(label=card.label, value=card.value, note=card.note, view=metric.view)
+        Fact(
+            label=card.label,
+            value=card.value,
+            note=card.note,
+            view=metric.view,
+            measure=card.measure,
+        )
         for metric in list_key_metrics(recording, rank_sets)
         for card in metric.cards
     )
@@ -93,11 +100,11 @@ def make_findings(
     recording: Recording, index: Index, subjects: FindingTargets
 ) -> tuple[FindingItem, ...]:
     """List findings; those that differ only in rank or layer share an item."""
-    groups: dict[Hashable, list[Finding]] = {}
-    for finding in recording.findings:
-        groups.setdefault(_group_key(finding), []).append(finding)
     num_bytes = _count_sent(recording)
-    items = [_make_finding(group, index, subjects, num_bytes) for group in groups.values()]
+    items = [
+        _make_finding(group, index, subjects, num_bytes)
+        for group in group_findings(recording.findings)
+    ]
     order = {str(severity): at for at, severity in enumerate(SEVERITIES)}
     return tuple(sorted(items, key=lambda item: (order[item.severity], -(item.cost_bytes or 0))))
 
@@ -108,11 +115,6 @@ def _count_sent(recording: Recording) -> int:
     for call in recording.collectives:
         sent[call.rank] = sent.get(call.rank, 0) + call.wire_bytes
     return max(sent.values(), default=0)
-
-
-def _group_key(finding: Finding) -> Hashable:
-    texts = tuple(map(fold_layers_in_text, (finding.subject, finding.fact, finding.remedy)))
-    return finding.rule, finding.severity, texts, finding.source
 
 
 def _make_finding(

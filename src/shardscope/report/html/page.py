@@ -85,6 +85,15 @@ class Calls(Struct, frozen=True, kw_only=True):
     start_ns: tuple[int, ...] = ()
 
 
+class StepMark(Struct, frozen=True, kw_only=True):
+    """Where a step begins on a rank: `order` is that of its first collective."""
+
+    rank: int
+    name: str  # `step 2`; `forward 2` if only forward passes can be told apart
+    order: int
+    start_ns: int  # 0 where the run's clock was not recorded
+
+
 class Spans(Struct, frozen=True, kw_only=True):
     """Named time spans in columns."""
 
@@ -133,6 +142,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     traffic_note: str = ""  # what its rows do not distinguish, where there are too many
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
+    steps: tuple[StepMark, ...] = ()
     num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
@@ -280,6 +290,7 @@ class Fact(Struct, frozen=True, kw_only=True):
     value: str
     note: str = ""
     view: str = ""
+    measure: str = ""  # the column of `Traffic` that it sums, which then follows the selection
 
 
 class FindingItem(Struct, frozen=True, kw_only=True):
@@ -318,6 +329,16 @@ class Sources(Struct, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
 
 
+class Figure(Struct, frozen=True, kw_only=True):
+    """A number of a view that can be compared with that of another page."""
+
+    view: str
+    group: str  # what is counted: `bytes sent per rank (ring estimate)`
+    label: str  # `all_gather[tp]`
+    unit: str  # bytes or count
+    value: int
+
+
 class Page(Struct, frozen=True, kw_only=True):
     """The data of one page. A view without data is None or empty."""
 
@@ -337,5 +358,7 @@ class Page(Struct, frozen=True, kw_only=True):
     comparison: Comparison | None = None
     empty_views: tuple[EmptyView, ...] = ()
     terms: tuple[Term, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
     format: str = FORMAT
     schema: int = SCHEMA

@@ -24,6 +24,7 @@ class GraphItem(Struct, frozen=True, kw_only=True):
     result: tuple[str, ...] = ()
     module: tuple[int, ...] = ()
     line: tuple[int, ...] = ()  # positions in sources
+    within: tuple[str, ...] = ()  # graphs of higher-order ops that contain it: `cond_0.true`
     left_out: int = 0  # ops that are not listed
 
 
@@ -58,6 +59,18 @@ class SkippedRow(Struct, frozen=True, kw_only=True):
     source: int = -1
 
 
+class GuardTable(Struct, frozen=True, kw_only=True):
+    """The guards of one compilation, in columns, in words and as torch writes them."""
+
+    compile_id: str
+    function: str
+    kind: tuple[str, ...] = ()  # tensor, value, type, …
+    subject: tuple[str, ...] = ()  # the expression that is compared; may be empty
+    condition: tuple[str, ...] = ()
+    guard: tuple[str, ...] = ()
+    left_out: int = 0  # guards that are not listed
+
+
 class StageRow(Struct, frozen=True, kw_only=True):
     """Time that a stage took."""
 
@@ -77,6 +90,7 @@ class ExplanationItem(Struct, frozen=True, kw_only=True):
     break_sites: tuple[BreakRow, ...] = ()
     recompiles: tuple[RecompileRow, ...] = ()
     skipped_frames: tuple[SkippedRow, ...] = ()
+    guards: tuple[GuardTable, ...] = ()  # empty if they were not recorded
     stages: tuple[StageRow, ...] = ()
     failure: str = ""
 

@@ -23,7 +23,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.layer_names import fold_indices
-from shardscope.record.parallel_records import FINE, TOLERABLE
+from shardscope.record.parallel_records import FINE, TOLERABLE, Suspect
 from shardscope.report.result.figures import (
     BlockerFigures,
     BreakFigures,
@@ -94,14 +94,14 @@ def _read_different(
 def _read_tensor(group: list[TensorVerdict]) -> TensorFigures:
     worst = max(group, key=lambda tensor: tensor.error or 0.0)
     return TensorFigures(
-        name=worst.name if len(group) == 1 else fold_indices(worst.name),
+        name=(worst.name if len(group) == 1 else fold_indices(worst.name)) or "the output",
         kind=str(worst.kind),
         agreement=str(worst.agreement),
         repeat=len(group),
         error=_round(worst.error),
         noise=_round(worst.noise),
         ranks=format_ranks(worst.ranks),
-        suspect=str(worst.suspect or ""),
+        suspect="" if worst.suspect in (None, Suspect.UNKNOWN) else str(worst.suspect),
         detail=worst.detail,
     )
 

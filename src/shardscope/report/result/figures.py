@@ -79,11 +79,21 @@ class ModuleMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
     repeat: int = 1
 
 
+class LineMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory at the peak that a line of the program allocated; no line is that of no program."""
+
+    num_bytes: int
+    kinds: dict[str, int]
+    line: str = ""
+    code: str = ""
+
+
 class MemoryFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of a step on the rank that needs most; an estimate, from tensors without data.
 
     `needed_bytes` is what a device must have: the peak and what CUDA takes beside it. `fits` says
-    whether that is at most `device_bytes`, and is left out where no device was named.
+    whether that is at most `device_bytes`, and is left out where no device was named. `kinds`,
+    `modules` and `lines` are what is in use at the peak.
     """
 
     rank: int
@@ -98,6 +108,7 @@ class MemoryFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fits: bool | None = None
     kinds: dict[str, int] = {}
     modules: tuple[ModuleMemory, ...] = ()
+    lines: tuple[LineMemory, ...] = ()
 
 
 class ParameterFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -374,6 +385,26 @@ class TableFigures(Struct, frozen=True, kw_only=True):
     rows: tuple[tuple[Any, ...], ...]
 
 
+class CheckFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a part of the installation works: ok, missing (and optional) or failed."""
+
+    name: str
+    status: str
+    detail: str = ""
+    disables: str = ""
+    remedy: str = ""
+
+
+class EnvironmentFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is installed, and what works here; a package without a version is not installed."""
+
+    python: str
+    platform: str
+    tested_torch: tuple[str, ...]
+    packages: dict[str, str | None]
+    checks: tuple[CheckFigures, ...] = ()
+
+
 class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured; a part that the command did not measure is left out."""
 
@@ -391,6 +422,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     comparisons: tuple[ComparisonFigures, ...] = ()
     contract: ContractFigures | None = None
     table: TableFigures | None = None
+    environment: EnvironmentFigures | None = None
 
 
 def name_line(source: Source | None) -> str:

@@ -4,10 +4,18 @@ comparison of two recordings.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from shardscope.record import MemoryKind, Recording, Slice, TensorLayout, format_ranks
+from shardscope.record import (
+    MemoryKind,
+    MemoryProfile,
+    Recording,
+    Slice,
+    Source,
+    TensorLayout,
+    format_ranks,
+)
 from shardscope.record.layer_names import fold_layers, join_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import plural
@@ -34,6 +42,7 @@ from shardscope.report.result.figures import (
     ComparisonFigures,
     Figures,
     LayoutFigures,
+    LineMemory,
     MemoryFigures,
     ModuleMemory,
     ModuleTraffic,
@@ -178,6 +187,7 @@ def _read_memory(recording: Recording) -> MemoryFigures | None:
             _read_module_memory(name, use)
             for name, use in sorted(uses, key=lambda item: -item[1].total())
         ),
+        lines=_read_line_memory(worst),
     )
 
 
@@ -187,6 +197,29 @@ def _read_module_memory(name: str | None, use: ModuleUse) -> ModuleMemory:
         num_bytes=use.total(),
         kinds={str(kind): num_bytes for kind, num_bytes in use.by_kind.items()},
         repeat=max(1, len(use.names)),
+    )
+
+
+def _read_line_memory(profile: MemoryProfile) -> tuple[LineMemory, ...]:
+    """Sum what is in use at the peak by the line that allocated it, most bytes first."""
+    table = profile.allocations
+    if table is None:
+        return ()
+    kinds: dict[Source | None, Counter[str]] = defaultdict(Counter)
+    columns = (table.start, table.end, table.source, table.kind, table.num_bytes)
+    for start, end, source, kind, num_bytes in zip(*columns, strict=True):
+        if start <= profile.peak_order < end:
+            line = table.sources[source] if source >= 0 else None
+            kinds[line][str(list(MemoryKind)[kind])] += num_bytes
+    ordered = sorted(kinds.items(), key=lambda item: -item[1].total())
+    return tuple(
+        LineMemory(
+            num_bytes=by_kind.total(),
+            kinds=dict(by_kind.most_common()),
+            line=name_line(line),
+            code=read_code(line),
+        )
+        for line, by_kind in ordered
     )
 
 

@@ -1,14 +1,15 @@
 """The JSON document that a command prints with `--json`, and the summary of a recording in it.
 
-The document has at most `MAX_BYTES`: of lists that are too long the last entries are left out and
-counted in `truncated`, with the commands that print them. That is at most 4,000 tokens: JSON with
-module names and byte counts has 2.2 to 3.5 bytes a token, least where each digit is a token.
+The document has at most `MAX_TOKENS`: of lists that are too long the last entries are left out and
+counted in `truncated`, with the commands that print them. Tokens are estimated from above: some
+tokenizers split numbers into digits, and other text of documents has at least 2.4 bytes a token.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -28,18 +29,21 @@ from shardscope.record.encoding import encode_json
 from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.record.units import plural
 from shardscope.report.model.finding_groups import group_findings
-from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
 from shardscope.report.result.figures import Figures, name_line, read_code
 from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.heading import list_run_facts, name_mesh
 from shardscope.report.text.key_metrics import list_key_metrics
-from shardscope.report.text.problems import describe_checks, fold_problem_ranks
+from shardscope.report.text.next_commands import suggest_commands
+from shardscope.report.text.problems import fold_problem_ranks
+from shardscope.report.text.verdict import NOTHING_JUDGED, RunVerdict, judge
 
 FORMAT: Final = "shardscope.result"
 SCHEMA: Final = 1
-MAX_BYTES = 8_500
+MAX_TOKENS = 4_000
+_BYTES_PER_TOKEN = 2.4  # of what is no digit
 _MAX_TEXT = 700  # characters of a single text
-_MAX_ITEMS = 60  # of a list, before its bytes are counted
+_MAX_ITEMS = 200  # of a list, before its tokens are counted
 _HALVED = ("findings", "error")  # lists whose entries are worth twice their bytes
 
 
@@ -54,7 +58,10 @@ class Verdict(StrEnum):
 
 
 class FindingEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something to act on: where, what, and the remedy. `count` findings share the entry."""
+    """Something to act on: where, what, and the remedy. `count` findings share the entry.
+
+    What it costs a rank: collectives and the bytes that they send, or memory.
+    """
 
     rule: str
     severity: str
@@ -65,6 +72,9 @@ class FindingEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: str = ""
     line: str = ""
     code: str = ""
+    num_collectives: int | None = None
+    sent_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 class GapEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,6 +112,13 @@ class ErrorEntry(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class NextEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A command that is useful now, and the question that it answers."""
+
+    command: str
+    purpose: str = ""
+
+
 class Truncation(Struct, frozen=True, kw_only=True):
     """How many entries of which list were left out, and commands that print them."""
 
@@ -129,7 +146,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     figures: Figures = Figures()
     run: RunEntry | None = None
     files: tuple[FileEntry, ...] = ()
-    next: tuple[str, ...] = ()
+    next: tuple[NextEntry, ...] = ()
     messages: tuple[str, ...] = ()
     truncated: Truncation | None = None
 
@@ -142,6 +159,7 @@ class RecordingSummary(Struct, frozen=True, kw_only=True):
     gaps: tuple[GapEntry, ...]
     figures: Figures
     run: RunEntry
+    next: tuple[NextEntry, ...]
 
     @property
     def has_problems(self) -> bool:
@@ -149,19 +167,36 @@ class RecordingSummary(Struct, frozen=True, kw_only=True):
         return any(finding.severity != Severity.INFO for finding in self.findings)
 
 
-def summarize_recording(recording: Recording) -> RecordingSummary:
-    """Read a recording's key figures, findings and gaps; identical layers and ranks are folded."""
+def summarize_recording(recording: Recording, files: Sequence[str] = ()) -> RecordingSummary:
+    """Read a recording's key figures, findings and gaps; identical layers and ranks are folded.
+
+    `files` have the recording, for the commands that are suggested.
+    """
     rank_sets = fold_ranks(recording)
-    facts = ", ".join(list_run_facts(recording))
-    metrics = [metric.words.rstrip(".") for metric in list_key_metrics(recording, rank_sets)]
-    problems = [_describe_problems(recording)]
+    verdict = judge(recording, rank_sets)
     return RecordingSummary(
-        summary=". ".join(filter(None, [facts, *metrics, *problems])) + ".",
-        findings=tuple(map(_read_finding, group_findings(recording.findings))),
+        summary=_write_summary(recording, rank_sets, verdict),
+        findings=_order_findings(map(_read_finding, group_findings(recording.findings))),
         gaps=_read_gaps(recording),
         figures=read_figures(recording, rank_sets),
         run=_read_run(recording),
+        next=tuple(
+            NextEntry(command=item.command, purpose=item.purpose)
+            for item in suggest_commands(verdict, recording, files)
+        ),
     )
+
+
+def _write_summary(
+    recording: Recording, rank_sets: tuple[IdenticalRanks, ...], verdict: RunVerdict
+) -> str:
+    """The verdict, the run, its key metrics, and the number of findings and gaps."""
+    is_judged = verdict.concerns[0].rule != NOTHING_JUDGED
+    judged = verdict.sentence if is_judged else verdict.unchecked_words
+    facts = ", ".join(list_run_facts(recording))
+    metrics = [metric.words.rstrip(".") for metric in list_key_metrics(recording, rank_sets)]
+    parts = [judged.rstrip("."), facts, *metrics, _describe_problems(recording)]
+    return ". ".join(filter(None, parts)) + "."
 
 
 def _describe_problems(recording: Recording) -> str:
@@ -172,7 +207,21 @@ def _describe_problems(recording: Recording) -> str:
         if counts[severity]
     )
     gaps = plural(len(recording.gaps), "gap") if recording.gaps else "no gaps"
-    return f"{found or 'no findings'} ({describe_checks(recording)}); {gaps}"
+    return f"{found or 'no findings'}; {gaps}"
+
+
+def _order_findings(findings: Iterable[FindingEntry]) -> tuple[FindingEntry, ...]:
+    """The gravest first, and of those the ones that cost most."""
+    order = [str(severity) for severity in Severity]
+    return tuple(
+        sorted(
+            findings,
+            key=lambda entry: (
+                order.index(entry.severity),
+                -(entry.sent_bytes or entry.memory_bytes or 0),
+            ),
+        )
+    )
 
 
 def _read_run(recording: Recording) -> RunEntry:
@@ -205,7 +254,20 @@ def _read_finding(group: Sequence[Finding]) -> FindingEntry:
         ranks=format_ranks(compress_ranks(ranks)),
         line=name_line(first.source),
         code=read_code(first.source),
+        num_collectives=_sum_cost(group, "num_collectives"),
+        sent_bytes=_sum_cost(group, "sent_bytes"),
+        memory_bytes=_sum_cost(group, "memory_bytes"),
     )
+
+
+def _sum_cost(group: Sequence[Finding], field: str) -> int | None:
+    """What findings of several layers cost the rank that they cost most; None is not known."""
+    sums: Counter[int | None] = Counter()
+    for finding in group:
+        cost = getattr(finding, field)
+        if cost is not None:
+            sums[finding.rank] += cost
+    return max(sums.values(), default=None)
 
 
 def _read_gaps(recording: Recording) -> tuple[GapEntry, ...]:
@@ -222,7 +284,7 @@ def _read_gaps(recording: Recording) -> tuple[GapEntry, ...]:
 
 
 def encode_result(result: CommandResult, more: Sequence[str] = ()) -> bytes:
-    """Encode a result within `MAX_BYTES`, each top-level field and each list entry on its own line.
+    """Encode a result within `MAX_TOKENS`; fields and their entries have lines of their own.
 
     Args:
         result: The result.
@@ -238,24 +300,42 @@ def encode_result(result: CommandResult, more: Sequence[str] = ()) -> bytes:
         if left_out:
             document["truncated"] = {"left_out": dict(sorted(left_out.items())), "commands": more}
         data = _format_document(document)
-        if len(data) <= MAX_BYTES or not (path := _drop_entry(document)):
+        excess = estimate_tokens(data) - MAX_TOKENS
+        path, num_dropped = _drop_entries(document, excess) if excess > 0 else ("", 0)
+        if not num_dropped:
             return data
-        left_out[path] += 1
+        left_out[path] += num_dropped
 
 
-def _drop_entry(document: dict[str, Any]) -> str:
-    """Drop the last entry of the list that takes most room; return its path, empty if none is."""
-    sizes = {
-        path: len(encode_json(items)) // (2 if path in _HALVED else 1)
+def estimate_tokens(data: bytes) -> int:
+    """The most tokens that text takes: one for each digit, and 2.4 bytes of other text for one."""
+    num_digits = len(data) - len(data.translate(None, b"0123456789"))
+    return num_digits + math.ceil((len(data) - num_digits) / _BYTES_PER_TOKEN)
+
+
+def _drop_entries(document: dict[str, Any], excess: int) -> tuple[str, int]:
+    """Drop the last entries of the list that takes most room; return its path, and how many.
+
+    As many as have `excess` tokens together, or make another list the largest.
+    """
+    lists = {
+        path: items
         for path, items in _walk_lists(document)
         if items and not path.startswith("truncated")
     }
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    for path, items in _walk_lists(document):
-        if path == largest:
-            items.pop()
-            return largest
-    return ""
+    sizes = {
+        path: estimate_tokens(encode_json(items)) // (2 if path in _HALVED else 1)
+        for path, items in lists.items()
+    }
+    if not sizes:
+        return "", 0
+    largest, *others = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    wanted = min(excess, sizes[largest] - (sizes[others[0]] if others else 0))
+    num_dropped = 0
+    while lists[largest] and (wanted > 0 or not num_dropped):
+        wanted -= estimate_tokens(encode_json(lists[largest].pop()))
+        num_dropped += 1
+    return largest, num_dropped
 
 
 def _walk_lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:

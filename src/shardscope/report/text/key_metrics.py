@@ -25,6 +25,7 @@ class MetricCard(Struct, frozen=True, kw_only=True):
     label: str
     value: str
     note: str = ""
+    measure: str = ""  # the sum of collectives that it is, if it is one: count or wire_bytes
 
 
 class KeyMetric(Struct, frozen=True):
@@ -74,8 +75,18 @@ def _list_traffic_metrics(
     scope = describe_scope(recording)
     notes = (_note_ranks(recording, rank_sets), f"ring estimate; {inputs} input")
     cards = (
-        MetricCard(label="collectives per rank", value=count, note=_join(notes[0], scope)),
-        MetricCard(label="sent per rank", value=sent, note=_join(notes[1], scope)),
+        MetricCard(
+            label="collectives per rank",
+            value=count,
+            note=_join(notes[0], scope),
+            measure="count",
+        ),
+        MetricCard(
+            label="sent per rank",
+            value=sent,
+            note=_join(notes[1], scope),
+            measure="wire_bytes",
+        ),
     )
     words = f"{count} {noun} per rank, {sent} sent (ring estimate)"
     yield KeyMetric("communication", f"{words}; {scope}" if scope else words, cards)

@@ -16,7 +16,16 @@ _MAX_FILES = 4  # that are named
 
 # Options of the commands that run a program, by those that have a value and are kept.
 _KEPT_OPTIONS = ("--nnodes", "--nproc-per-node")
-_FLAGS = {"--data", "--force", "--strict", "--no-fold", "--no-step", "--processes", "--guards"}
+_FLAGS = {
+    "--data",
+    "--force",
+    "--json",
+    "--strict",
+    "--no-fold",
+    "--no-step",
+    "--processes",
+    "--guards",
+}
 _VERBS = ("trace", "audit", "memory", "coverage", "parity", "explain", "diagnose", "run")
 _SMALL_MESH = ("parity", "coverage")  # commands that run all ranks of a mesh in one process
 _SMALL_SIZE = 2

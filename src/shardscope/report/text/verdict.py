@@ -31,6 +31,9 @@ from shardscope.report.text.traffic_judgements import judge_traffic
 
 _BAD = (Judgement.WRONG, Judgement.FAILS, Judgement.SUSPECT, Judgement.COSTLY)
 
+NOTHING_JUDGED = "nothing"
+"""The rule of the only concern of a recording to which no rule applies."""
+
 _LABELS = {
     Judgement.WRONG: "Wrong result",
     Judgement.FAILS: "Does not run",
@@ -242,7 +245,7 @@ def _describe_nothing(recording: Recording) -> Concern:
     is_traced = "trace" in recording.run.instruments
     return Concern(
         judgement=Judgement.UNKNOWN,
-        rule="nothing",
+        rule=NOTHING_JUDGED,
         fact="No collectives were issued" if is_traced else "No rule applies to this recording",
         reason="",
     )

@@ -40,6 +40,7 @@ from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import View, add_roots, join_notes, note_costs, note_lines
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.verdict import judge
 
 _COLUMNS = {
     "view": Column("view", ColumnStyle.NAME, 13),
@@ -168,6 +169,10 @@ class Views:
         return tuple(map(fold_repeated_layers, roots)) if self._is_folded else roots
 
     def _render_overview(self) -> Iterator[RenderableType]:
+        # Of a part of the modules nothing would be known about what dominates.
+        recording = self._full_recording or self._recording
+        rank_sets = fold_ranks(recording) if self._full_recording else self.rank_sets
+        yield make_text(judge(recording, rank_sets).sentence, "bold")
         yield from render_problems(self._recording)
         if not self._recording.gaps:
             yield Text(describe_no_gaps(self._recording), "dim")

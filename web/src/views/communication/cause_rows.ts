@@ -1,13 +1,15 @@
 /** The causes of collectives, by what they led to. */
 import { computed } from "@preact/signals";
-import type { Communication } from "../../page";
+import type { Communication, Traffic } from "../../page";
 import { page } from "../../store/page";
 import {
   groupRows,
   NO_TRAFFIC,
   sumRows,
   type TrafficColumn,
+  type TrafficGroup,
   type TrafficSum,
+  trafficRows,
 } from "../../store/traffic";
 
 export interface CauseRow extends TrafficSum {
@@ -28,23 +30,35 @@ export function listCauses(communication: Communication): CauseRow[] {
   const { causes, kinds, axes, implicit_causes, traffic } = communication;
   const nameOf = ({ cause, what }: CauseRow): string => `${causes[cause]}\n${what}`;
   return groupRows(traffic, COLUMNS, (row) => traffic.cause[row]! >= 0)
-    .map(({ values, rows, ...sum }) => {
-      const [cause, kind, axis] = values as [number, number, number];
+    .map((group) => {
+      const [cause, kind, axis] = group.values as [number, number, number];
       return {
-        ...sum,
-        key: values.join(),
+        ...describeGroup(traffic, group),
+        key: group.values.join(),
         cause,
         what: `${kinds[kind]}[${axes[axis]}]`,
         isImplicit: implicit_causes.includes(cause),
-        source: rows.map((row) => traffic.source[row]!).find((source) => source >= 0) ?? -1,
-        modules: [...new Set(rows.map((row) => traffic.owner[row]!))],
       };
     })
     .sort((a, b) => b.wire_bytes - a.wire_bytes || (nameOf(a) < nameOf(b) ? -1 : 1));
 }
 
-/** For each row of `causeRows`, the figures of what is selected; a count of 0 if nothing is. */
-export const selectedCauses = computed<readonly TrafficSum[]>(() => {
-  const sums = new Map(sumRows(COLUMNS).map((sum) => [sum.values.join(), sum]));
-  return causeRows.value.map(({ key }) => sums.get(key) ?? NO_TRAFFIC);
+/** Figures, source line and modules of the collectives of a group. */
+function describeGroup(traffic: Traffic, { rows, values: _, ...sum }: TrafficGroup) {
+  return {
+    ...sum,
+    source: rows.map((row) => traffic.source[row]!).find((source) => source >= 0) ?? -1,
+    modules: [...new Set(rows.map((row) => traffic.owner[row]!))],
+  };
+}
+
+/** The rows of `causeRows`, in their order, with what is selected of them; a count of 0 if nothing is. */
+export const selectedCauses = computed<readonly CauseRow[]>(() => {
+  const groups = new Map(sumRows(COLUMNS).map((group) => [group.values.join(), group]));
+  return causeRows.value.map((row) => {
+    const group = groups.get(row.key);
+    return group
+      ? { ...row, ...describeGroup(trafficRows.value, group) }
+      : { ...row, ...NO_TRAFFIC, source: -1, modules: [] };
+  });
 });

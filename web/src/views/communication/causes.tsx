@@ -12,8 +12,7 @@ import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatCount, formatNumber, pluralize } from "../../parts/units";
 import { moduleName, representatives } from "../../store/modules";
 import { formatLocation, selectedFacets } from "../../store/selection";
-import type { TrafficSum } from "../../store/traffic";
-import { type CauseRow, causeRows, selectedCauses } from "./cause_rows";
+import { type CauseRow, selectedCauses } from "./cause_rows";
 import { nameRank } from "./totals";
 
 const MAX_MODULES = 24;
@@ -23,9 +22,9 @@ interface Props {
 }
 
 export function Causes({ communication }: Props) {
-  const [rows, figures] = [causeRows.value, selectedCauses.value];
-  const columns = useMemo(() => makeColumns(communication, rows, figures), [rows, figures]);
-  const isShown = useCallback((row: number) => figures[row]!.count > 0, [figures]);
+  const rows = selectedCauses.value;
+  const columns = useMemo(() => makeColumns(communication, rows), [rows]);
+  const isShown = useCallback((row: number) => rows[row]!.count > 0, [rows]);
   const modulesOf = useCallback((row: number) => rows[row]!.modules, [rows]);
   return (
     <Panel title="Causes" note={describe(communication)}>
@@ -36,9 +35,7 @@ export function Causes({ communication }: Props) {
         sort={{ column: "wire", isDescending: true }}
         isShown={isShown}
         modules={modulesOf}
-        detail={(row) => (
-          <CauseDetail communication={communication} cause={rows[row]!} figures={figures[row]!} />
-        )}
+        detail={(row) => <CauseDetail communication={communication} cause={rows[row]!} />}
         empty="No collective was recorded, so none has a cause."
         height="24rem"
       />
@@ -51,13 +48,9 @@ function describe({ scope }: Communication): string {
   return `The most expensive first; figures: ${facts.filter(Boolean).join(", ")}. Click a cause to select it, a row for its line and modules.`;
 }
 
-function makeColumns(
-  { causes }: Communication,
-  rows: readonly CauseRow[],
-  figures: readonly TrafficSum[],
-): Column[] {
+function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Column[] {
   const at = (row: number): CauseRow => rows[row]!;
-  const max = Math.max(0, ...figures.map(({ wire_bytes }) => wire_bytes));
+  const max = Math.max(0, ...rows.map(({ wire_bytes }) => wire_bytes));
   return [
     {
       id: "cause",
@@ -81,8 +74,8 @@ function makeColumns(
       title: "Count",
       width: 5,
       align: "end",
-      value: (row) => figures[row]!.count,
-      cell: (row) => formatCount(figures[row]!.count),
+      value: (row) => at(row).count,
+      cell: (row) => formatCount(at(row).count),
     },
     {
       id: "wire",
@@ -90,13 +83,9 @@ function makeColumns(
       width: 10,
       grow: 1,
       align: "end",
-      value: (row) => figures[row]!.wire_bytes,
+      value: (row) => at(row).wire_bytes,
       cell: (row) => (
-        <Bar
-          value={figures[row]!.wire_bytes}
-          max={max}
-          text={formatBytes(figures[row]!.wire_bytes)}
-        />
+        <Bar value={at(row).wire_bytes} max={max} text={formatBytes(at(row).wire_bytes)} />
       ),
     },
     {
@@ -114,6 +103,7 @@ function makeColumns(
       width: 10,
       grow: 2,
       isText: true,
+      isWhole: true,
       value: (row) => formatLocation(at(row).source),
       cell: (row) => <SourceLine source={at(row).source} isShort />,
     },
@@ -123,9 +113,11 @@ function makeColumns(
 function FirstModule({ modules }: { modules: readonly number[] }) {
   if (!modules.length) return null;
   return (
-    <span class="clip">
-      <ModuleLink module={modules[0]!} />
-      {modules.length > 1 && <span class="dim"> and {formatNumber(modules.length - 1)} more</span>}
+    <span class="clip-pair">
+      <span class="clip">
+        <ModuleLink module={modules[0]!} />
+      </span>
+      {modules.length > 1 && <span class="dim">and {formatNumber(modules.length - 1)} more</span>}
     </span>
   );
 }
@@ -155,10 +147,9 @@ export function foldModules(
 
 interface DetailProps extends Props {
   readonly cause: CauseRow;
-  readonly figures: TrafficSum;
 }
 
-function CauseDetail({ communication, cause, figures }: DetailProps) {
+function CauseDetail({ communication, cause }: DetailProps) {
   const folded = foldModules(cause.modules, representatives.value);
   const more = folded.length - MAX_MODULES;
   return (
@@ -171,8 +162,8 @@ function CauseDetail({ communication, cause, figures }: DetailProps) {
         <p>No plan and no call asked for it: DTensor inserted it so that an op could run.</p>
       )}
       <p>
-        <span class="mono">{cause.what}</span>, {formatNumber(figures.count)} times on a rank,{" "}
-        {formatBytes(figures.wire_bytes)} sent (ring estimate).
+        <span class="mono">{cause.what}</span>, {formatNumber(cause.count)} times on a rank,{" "}
+        {formatBytes(cause.wire_bytes)} sent (ring estimate).
       </p>
       <SourceLine source={cause.source} />
       {folded.length > 0 && (

@@ -1,33 +1,38 @@
-/** Lanes of the timeline, one for each rank, and the visible range. */
+/** Lanes of the timeline: collectives by axis or module of one rank, or by rank. */
 import type { Communication } from "../../page";
-import { makeTicks } from "../../parts/scale";
-import { formatNumber, toFixed } from "../../parts/units";
+import type { Range, XAxis } from "./ranges";
 
-/** The run's clock, or the order of issue if the clock was not recorded. */
-export type XAxis = "time" | "order";
+/** `ranks` has a lane for every rank, `alike` for every set of identical ranks. */
+export type LaneKind = "axis" | "module" | "ranks" | "alike";
 
 export interface Lane {
   readonly rank: number;
-  readonly label: string; // the rank, or all ranks that it represents
+  readonly label: string;
   readonly calls: Int32Array; // from left to right
-  readonly spans: readonly number[];
+  readonly spans: readonly number[]; // rows of spans that are drawn in this lane
+  readonly bands: readonly PhaseBand[]; // phases of its rank
 }
 
-export interface Range {
-  readonly low: number;
-  readonly high: number;
+/** Consecutive collectives of one phase, on the x axis. */
+export interface PhaseBand extends Range {
+  readonly phase: number;
 }
 
 export interface Lanes {
+  readonly kind: LaneKind;
   readonly all: readonly Lane[];
+  readonly rank: number; // whose collectives all lanes have; -1 if lanes are ranks
   readonly xs: readonly number[]; // position of each call on the x axis
   readonly xAxis: XAxis;
   readonly range: Range; // of all calls and spans
   readonly depth: number; // nesting depth of spans
-  readonly numLeftOut: number; // ranks without a lane, above MAX_LANES
+  readonly headSpans: readonly number[]; // spans of `rank`, above the lanes
+  readonly headBands: readonly PhaseBand[]; // phases of `rank`, above the lanes
+  readonly numLeftOut: number; // lanes that are not drawn, above the limit
 }
 
 const MAX_LANES = 128;
+const MAX_MODULES = 12;
 const MAX_DEPTH = 3;
 
 /** Whether times were recorded: collectives of a simulated world have none. */
@@ -35,18 +40,68 @@ export function hasTimes({ calls, spans }: Communication): boolean {
   return calls.rank.length ? calls.start_ns.length > 0 : spans.rank.length > 0;
 }
 
-/** Lanes of all ranks, or only of the ranks in `labels`, with those labels. */
-export function makeLanes(
-  { calls, spans }: Communication,
-  xAxis: XAxis,
-  labels?: ReadonlyMap<number, string>,
-): Lanes {
+interface LaneInput {
+  readonly communication: Communication;
+  readonly xAxis: XAxis;
+  readonly kind: LaneKind;
+  readonly rank: number; // for lanes of one rank
+  readonly nameModule: (position: number) => string; // identical layers have the same name
+}
+
+interface LaneRows {
+  readonly label: string;
+  readonly rank: number;
+  readonly calls: number[];
+  readonly spans: number[];
+}
+
+export function makeLanes(input: LaneInput): Lanes {
+  const { communication, xAxis, kind, rank } = input;
+  const { calls, spans } = communication;
+  const hasSingleRank = (kind === "axis" || kind === "module") && calls.rank.length > 0;
   const xs = xAxis === "time" ? calls.start_ns : calls.order;
-  const byRank = new Map<number, { calls: number[]; spans: number[] }>();
-  const getLane = (rank: number) => {
-    const laneRows = byRank.get(rank) ?? { calls: [], spans: [] };
-    byRank.set(rank, laneRows);
-    return laneRows;
+  const rows = hasSingleRank ? listFacetLanes(input) : listRankLanes(input);
+  const maxLanes = kind === "module" ? MAX_MODULES : MAX_LANES;
+  const sortCalls = (callRows: readonly number[]): Int32Array =>
+    Int32Array.from(callRows).sort((a, b) => xs[a]! - xs[b]! || a - b);
+  const findPhases = (sorted: Int32Array): PhaseBand[] => findBands(sorted, calls.phase, xs, xAxis);
+  const all = rows.slice(0, maxLanes).map((lane) => {
+    const sorted = sortCalls(lane.calls);
+    return { ...lane, calls: sorted, bands: hasSingleRank ? [] : findPhases(sorted) };
+  });
+  const headSpans =
+    hasSingleRank && xAxis === "time"
+      ? spans.rank.flatMap((spanRank, row) => (spanRank === rank ? [row] : []))
+      : [];
+  const drawn = [...headSpans, ...all.flatMap((lane) => lane.spans)];
+  const depth = drawn.reduce((max, row) => Math.max(max, spans.depth[row]! + 1), 0);
+  return {
+    kind,
+    all,
+    rank: hasSingleRank ? rank : -1,
+    xs,
+    xAxis,
+    range: findRange(
+      all,
+      xs,
+      drawn.map((row) => [spans.start_ns[row]!, spans.duration_ns[row]!]),
+    ),
+    depth: Math.min(depth, MAX_DEPTH),
+    headSpans,
+    headBands: hasSingleRank ? findPhases(sortCalls(rows.flatMap((lane) => lane.calls))) : [],
+    numLeftOut: rows.length - all.length,
+  };
+}
+
+function listRankLanes({ communication, xAxis, kind }: LaneInput): LaneRows[] {
+  const { calls, spans, ranks } = communication;
+  const labels = new Map(ranks.map((row) => [row.example, row.ranks]));
+  const byRank = new Map<number, LaneRows>();
+  const getLane = (rank: number): LaneRows => {
+    const label = kind === "alike" ? (labels.get(rank) ?? "") : String(rank);
+    const lane = byRank.get(rank) ?? { rank, label, calls: [], spans: [] };
+    byRank.set(rank, lane);
+    return lane;
   };
   calls.rank.forEach((rank, row) => {
     getLane(rank).calls.push(row);
@@ -56,36 +111,57 @@ export function makeLanes(
       getLane(rank).spans.push(row);
     });
   }
-  const ranks = [...byRank.keys()]
-    .filter((rank) => !labels || labels.has(rank))
-    .sort((a, b) => a - b);
-  const all = ranks.slice(0, MAX_LANES).map((rank) => {
-    const laneRows = byRank.get(rank)!;
-    return {
+  return [...byRank.values()]
+    .filter(({ rank }) => kind !== "alike" || labels.has(rank))
+    .sort((a, b) => a.rank - b.rank);
+}
+
+/** Axes in the order of the mesh; modules that send most first. */
+function listFacetLanes({ communication, kind, rank, nameModule }: LaneInput): LaneRows[] {
+  const { calls, axes } = communication;
+  const lanes = new Map<string, LaneRows & { numBytes: number; order: number }>();
+  calls.rank.forEach((callRank, row) => {
+    if (callRank !== rank) return;
+    const axis = calls.axis[row]!;
+    const label = kind === "axis" ? axes[axis] || "no axis" : nameModule(calls.owner[row]!);
+    const lane = lanes.get(label) ?? {
+      label,
       rank,
-      label: labels?.get(rank) ?? String(rank),
-      calls: Int32Array.from(laneRows.calls).sort((a, b) => xs[a]! - xs[b]! || a - b),
-      spans: laneRows.spans,
+      calls: [],
+      spans: [],
+      numBytes: 0,
+      order: axis,
     };
+    lane.calls.push(row);
+    lane.numBytes += calls.wire_bytes[row]!;
+    lanes.set(label, lane);
   });
-  const drawn = all.flatMap((lane) => lane.spans);
-  const depth = drawn.reduce((max, row) => Math.max(max, spans.depth[row]! + 1), 0);
-  return {
-    all,
-    xs,
-    xAxis,
-    range: findRange(
-      all,
-      xs,
-      drawn.map((row) => [spans.start_ns[row]!, spans.duration_ns[row]!]),
-    ),
-    depth: Math.min(depth, MAX_DEPTH),
-    numLeftOut: ranks.length - all.length,
-  };
+  return [...lanes.values()].sort((a, b) =>
+    kind === "axis" ? a.order - b.order : b.numBytes - a.numBytes,
+  );
+}
+
+/** The phases of calls from left to right: a band ends where the next begins. */
+export function findBands(
+  rows: Int32Array,
+  phases: readonly number[],
+  xs: readonly number[],
+  xAxis: XAxis,
+): PhaseBand[] {
+  // By order each call has a slot, whose middle is its number.
+  const margin = xAxis === "order" ? 0.5 : 0;
+  const bands: { phase: number; low: number; high: number }[] = [];
+  for (const row of rows) {
+    const [phase, x] = [phases[row]!, xs[row]!];
+    const last = bands.at(-1);
+    if (last) last.high = last.phase === phase ? x + margin : x - margin;
+    if (last?.phase !== phase) bands.push({ phase, low: x - margin, high: x + margin });
+  }
+  return bands;
 }
 
 function findRange(
-  lanes: readonly Lane[],
+  lanes: readonly Pick<Lane, "calls">[],
   xs: readonly number[],
   spans: readonly (readonly [number, number])[],
 ): Range {
@@ -106,11 +182,21 @@ function findRange(
 
 /** Index in a lane of the nearest call that matches the filter; -1 if there is none. */
 export function findNearestCall(
-  { calls }: Lane,
+  { calls }: Pick<Lane, "calls">,
   xs: readonly number[],
   x: number,
   isMatch: (row: number) => boolean,
 ): number {
+  const at = findFirstAt(calls, xs, x);
+  const before = findNextCall({ calls }, at, -1, isMatch);
+  const after =
+    at < calls.length && isMatch(calls[at]!) ? at : findNextCall({ calls }, at, 1, isMatch);
+  if (before < 0 || after < 0) return Math.max(before, after);
+  return x - xs[calls[before]!]! <= xs[calls[after]!]! - x ? before : after;
+}
+
+/** Index of the first call at or after a point. */
+export function findFirstAt(calls: Int32Array, xs: readonly number[], x: number): number {
   let low = 0;
   let high = calls.length;
   while (low < high) {
@@ -118,11 +204,7 @@ export function findNearestCall(
     if (xs[calls[middle]!]! < x) low = middle + 1;
     else high = middle;
   }
-  const before = findNextCall({ calls }, low, -1, isMatch);
-  const after =
-    low < calls.length && isMatch(calls[low]!) ? low : findNextCall({ calls }, low, 1, isMatch);
-  if (before < 0 || after < 0) return Math.max(before, after);
-  return x - xs[calls[before]!]! <= xs[calls[after]!]! - x ? before : after;
+  return low;
 }
 
 /** Index of the next matching call before or after an index; -1 if there is none. */
@@ -136,55 +218,4 @@ export function findNextCall(
     if (isMatch(calls[at]!)) return at;
   }
   return -1;
-}
-
-const MIN_SHARE = 1e-5;
-
-/** Scales the visible range by a factor around a point that keeps its position. */
-export function zoom(view: Range, full: Range, factor: number, around: number): Range {
-  const size = (view.high - view.low) * factor;
-  const least = (full.high - full.low) * MIN_SHARE;
-  const next = Math.min(Math.max(size, least), full.high - full.low);
-  const share = (around - view.low) / (view.high - view.low);
-  return clampRange({ low: around - share * next, high: around + (1 - share) * next }, full);
-}
-
-export function pan(view: Range, full: Range, by: number): Range {
-  return clampRange({ low: view.low + by, high: view.high + by }, full);
-}
-
-/** The same range if the point is visible, else a range of the same size centred on it. */
-export function panTo(view: Range, full: Range, point: number): Range {
-  if (point >= view.low && point <= view.high) return view;
-  return pan(view, full, point - (view.low + view.high) / 2);
-}
-
-function clampRange({ low, high }: Range, full: Range): Range {
-  const size = Math.min(high - low, full.high - full.low);
-  const start = Math.min(Math.max(low, full.low), full.high - size);
-  return { low: start, high: start + size };
-}
-
-const UNITS: readonly [string, number][] = [
-  ["s", 1e9],
-  ["ms", 1e6],
-  ["µs", 1e3],
-  ["ns", 1],
-];
-
-export interface Tick {
-  readonly at: number;
-  readonly text: string;
-}
-
-/** Round values in the visible range, with as many digits as are needed to tell them apart. */
-export function makeTimelineTicks({ low, high }: Range, xAxis: XAxis, count = 6): Tick[] {
-  const step = Math.max(makeTicks(high - low, count)[1] ?? 1, xAxis === "order" ? 1 : 0);
-  const first = Math.ceil(low / step);
-  const number = Math.max(Math.floor(high / step) - first + 1, 0);
-  const ticks = Array.from({ length: number }, (_, i) => (first + i) * step);
-  if (xAxis === "order") return ticks.map((at) => ({ at, text: formatNumber(at) }));
-  const [unit, size] = UNITS.find(([, unitSize]) => high >= unitSize) ?? UNITS.at(-1)!;
-  const digits = Math.max(Math.ceil(-Math.log10(step / size) - 1e-9), 0);
-  return ticks.map((at) => ({ at, text: `${toFixed(at / size, digits)} ${unit}` }));
 }

@@ -1,16 +1,20 @@
-/** The timeline: when each rank issued its collectives. Zoom by dragging, Ctrl + wheel, or keys. */
-import { useEffect, useMemo, useState } from "preact/hooks";
+/** The timeline of collectives. Zoom by dragging, wheel or keys; Shift and dragging selects a range. */
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Communication } from "../../page";
-import { Choices } from "../../parts/choices";
-import { seriesColor } from "../../parts/colors";
+import { type Choice, Choices } from "../../parts/choices";
+import { facetColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { pluralize } from "../../parts/units";
+import { moduleName, representatives } from "../../store/modules";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
+import { formatRange, listedRankOf, select, selectedText, selection } from "../../store/selection";
 import { CallDetail } from "./call_detail";
-import { hasTimes, type Lanes, makeLanes, type Range, type XAxis, zoom } from "./lanes";
+import { hasTimes, type LaneKind, type Lanes, makeLanes } from "./lanes";
+import { formatView, parseView, type Range, type XAxis, zoom } from "./ranges";
 import { selectCall, selectedCall } from "./selected_call";
 import { Chart, ZOOM_STEP } from "./timeline_chart";
+import type { HeightScale } from "./timeline_layout";
 
 interface Props {
   readonly communication: Communication;
@@ -19,43 +23,34 @@ interface Props {
 
 export function Timeline({ communication, matches }: Props) {
   const isTimed = useMemo(() => hasTimes(communication), [communication]);
-  const defaultAxis: XAxis = isTimed ? "time" : "order";
-  const requestedAxis = param("along");
-  const xAxis: XAxis =
-    isTimed && (requestedAxis === "time" || requestedAxis === "order")
-      ? requestedAxis
-      : defaultAxis;
-  // Ids of choices are in the address, so do not rename them: links must stay valid.
-  const isFolded = param("lanes") === "alike";
-  const lanes = useMemo(() => {
-    const examples = new Map(communication.ranks.map((row) => [row.example, row.ranks]));
-    return makeLanes(communication, xAxis, isFolded ? examples : undefined);
-  }, [communication, xAxis, isFolded]);
-  const [view, setView] = useState<Range>(lanes.range);
-  useEffect(() => setView(lanes.range), [lanes]);
   const hasCalls = communication.calls.rank.length > 0;
-  const numGroups = communication.ranks.length; // of identical ranks
-  const canFold = isFolded || (numGroups > 0 && numGroups < lanes.all.length);
+  const xAxis: XAxis = isTimed && param("along") !== "order" ? "time" : "order";
+  const scale: HeightScale = param("height") === "log" ? "log" : "linear";
+  const laneChoices = listLaneChoices(communication);
+  const kind = (laneChoices.find(({ id }) => id === param("lanes")) ?? laneChoices[0]!).id;
+  const rank = useRank(communication);
+  const lanes = useMemo(
+    () => makeLanes({ communication, xAxis, kind: kind as LaneKind, rank, nameModule }),
+    [communication, xAxis, kind, rank],
+  );
+  const usedPhases = useMemo(() => new Set(communication.calls.phase), [communication]);
+  const [view, setView] = useView(lanes);
   const middle = (view.low + view.high) / 2;
+  const { range } = selection.value;
+  const selectRange = ({ low, high }: Range): void =>
+    select("range", formatRange({ along: xAxis, low, high }));
   return (
     <Panel
       title="Timeline"
       note={describe(lanes, hasCalls, communication.clock)}
       controls={
         <>
-          {canFold && (
+          {laneChoices.length > 1 && (
             <Choices
               label="lanes"
-              choices={[
-                { id: "ranks", title: "Every rank" },
-                {
-                  id: "alike",
-                  title: "Group identical ranks",
-                  hint: "one lane for ranks that issued the same collectives",
-                },
-              ]}
-              value={isFolded ? "alike" : "ranks"}
-              onChange={(id) => setParam("lanes", id === "ranks" ? null : id)}
+              choices={laneChoices}
+              value={kind}
+              onChange={(id) => setParam("lanes", id === laneChoices[0]!.id ? null : id)}
             />
           )}
           {isTimed && hasCalls && (
@@ -66,48 +61,48 @@ export function Timeline({ communication, matches }: Props) {
                 { id: "order", title: "Order", hint: "one after the other" },
               ]}
               value={xAxis}
-              onChange={(id) => setParam("along", id === defaultAxis ? null : id)}
+              onChange={(id) => setParam("along", id === "time" ? null : id)}
             />
           )}
-          <span class="zoom-buttons">
-            <button
-              type="button"
-              class="icon-button"
-              aria-label="zoom in"
-              onClick={() => setView(zoom(view, lanes.range, ZOOM_STEP, middle))}
-            >
-              +
-            </button>
-            <button
-              type="button"
-              class="icon-button"
-              aria-label="zoom out"
-              onClick={() => setView(zoom(view, lanes.range, 1 / ZOOM_STEP, middle))}
-            >
-              −
-            </button>
-            <button type="button" class="text-button" onClick={() => setView(lanes.range)}>
-              Reset zoom
-            </button>
-          </span>
+          {hasCalls && (
+            <Choices
+              label="height"
+              choices={[
+                { id: "linear", title: "Bytes", hint: "height: bytes sent" },
+                { id: "log", title: "Log", hint: "height: logarithm of the bytes sent" },
+              ]}
+              value={scale}
+              onChange={(id) => setParam("height", id === "linear" ? null : id)}
+            />
+          )}
+          <ZoomButtons
+            onZoom={(factor) => setView(zoom(view, lanes.range, factor, middle))}
+            onReset={() => setView(lanes.range)}
+          />
         </>
       }
     >
+      {hasCalls && (
+        <div class="timeline-legends">
+          <Legend facet="kind" label="bars" names={communication.kinds} />
+          <Legend
+            facet="phase"
+            label="background"
+            names={communication.phases}
+            isUsed={(phase) => usedPhases.has(phase)}
+          />
+        </div>
+      )}
       <Chart
         communication={communication}
         matches={matches}
         lanes={lanes}
         view={view}
+        scale={scale}
+        selectedRange={range?.along === xAxis ? range : null}
         onView={setView}
+        onRange={selectRange}
       />
-      <ul class="legend" aria-label="kinds">
-        {communication.kinds.map((kind, i) => (
-          <li key={kind}>
-            <span class="swatch" style={{ background: seriesColor(i) }} />
-            {kind}
-          </li>
-        ))}
-      </ul>
       {selectedCall.value.isOnTimeline && selectedCall.value.row >= 0 && (
         <div class="table-detail">
           <button type="button" class="close" aria-label="close" onClick={() => selectCall(-1)}>
@@ -120,18 +115,159 @@ export function Timeline({ communication, matches }: Props) {
   );
 }
 
-function describe({ xAxis, numLeftOut }: Lanes, hasCalls: boolean, clock: string): string {
-  const order =
-    page.value.run.world === "simulated" ? "simulated order, not time" : "order of issue, not time";
-  const words = [
+/** Ids of choices are in the address, so do not rename them: links must stay valid. */
+function listLaneChoices({ calls, ranks }: Communication): Choice[] {
+  if (!calls.rank.length) return [{ id: "ranks", title: "Ranks" }];
+  const numRanks = new Set(calls.rank).size;
+  const singleRank: Choice[] = [
+    { id: "axis", title: "Axes", hint: "a lane for each mesh axis, of one rank" },
+    { id: "module", title: "Modules", hint: "a lane for each module, of one rank" },
+  ];
+  const ofRanks: Choice[] = [];
+  if (ranks.length > 1) {
+    const hint = "a lane for ranks that issued the same collectives";
+    ofRanks.push({ id: "alike", title: "Different ranks", hint });
+  }
+  if (numRanks > ranks.length || numRanks === 1)
+    ofRanks.push({ id: "ranks", title: numRanks === 1 ? "Rank" : "Every rank" });
+  // If ranks differ, that is what to see first.
+  return ranks.length > 1 ? [...ofRanks, ...singleRank] : [...singleRank, ...ofRanks];
+}
+
+/** The rank of lanes that have one: the selected one, or the one that sends most. */
+function useRank(communication: Communication): number {
+  const busiest = useMemo(() => findBusiestRank(communication), [communication]);
+  const { rank } = selection.value;
+  return rank < 0 ? busiest : listedRankOf(rank);
+}
+
+function findBusiestRank({ calls }: Communication): number {
+  const sent = new Map<number, number>();
+  calls.rank.forEach((rank, row) => {
+    sent.set(rank, (sent.get(rank) ?? 0) + calls.wire_bytes[row]!);
+  });
+  return [...sent].reduce((best, entry) => (entry[1] > best[1] ? entry : best), [-1, -1])[0];
+}
+
+/** Identical layers have one lane: `layers.*.attention`. */
+function nameModule(position: number): string {
+  if (position < 0) return moduleName(position);
+  const name = moduleName(representatives.value[position]!);
+  return name.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
+}
+
+const ADDRESS_MS = 300; // browsers limit how often the address may change
+
+/** The visible range, which the address follows with some delay. */
+function useView({ range }: Lanes): [Range, (view: Range) => void] {
+  const inAddress = param("view");
+  const [view, setView] = useState<Range>(() => parseView(inAddress, range) ?? range);
+  const timer = useRef(0);
+  const written = useRef(inAddress);
+  useEffect(() => {
+    // Not if the address has just followed the view.
+    if (inAddress !== written.current || parseView(inAddress, range) === null) {
+      setView(parseView(inAddress, range) ?? range);
+    }
+    written.current = inAddress;
+  }, [range, inAddress]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const changeView = (next: Range): void => {
+    setView(next);
+    clearTimeout(timer.current);
+    timer.current = window.setTimeout(() => {
+      const text = formatView(next, range);
+      written.current = text ?? undefined;
+      setParam("view", text);
+    }, ADDRESS_MS);
+  };
+  return [view, changeView];
+}
+
+interface ZoomProps {
+  readonly onZoom: (factor: number) => void;
+  readonly onReset: () => void;
+}
+
+function ZoomButtons({ onZoom, onReset }: ZoomProps) {
+  return (
+    <span class="zoom-buttons">
+      <button
+        type="button"
+        class="icon-button"
+        aria-label="zoom in"
+        onClick={() => onZoom(ZOOM_STEP)}
+      >
+        +
+      </button>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label="zoom out"
+        onClick={() => onZoom(1 / ZOOM_STEP)}
+      >
+        −
+      </button>
+      <button type="button" class="text-button" onClick={onReset}>
+        Reset zoom
+      </button>
+    </span>
+  );
+}
+
+interface LegendProps {
+  readonly facet: "kind" | "phase";
+  readonly label: string;
+  readonly names: readonly string[];
+  readonly isUsed?: (position: number) => boolean;
+}
+
+/** Names with their colours; a click selects one in every view. */
+function Legend({ facet, label, names, isUsed = () => true }: LegendProps) {
+  const selectedName = selectedText(facet);
+  return (
+    <div class="legend" role="group" aria-label={label}>
+      <span class="dim">{label}</span>
+      {names.map(
+        (name, i) =>
+          isUsed(i) && (
+            <button
+              type="button"
+              key={name}
+              aria-pressed={name === selectedName}
+              title={`select ${name} in every view`}
+              onClick={() => select(facet, name === selectedName ? null : name)}
+            >
+              <span class="swatch" style={{ background: facetColor(facet, name, i) }} />
+              {name}
+            </button>
+          ),
+      )}
+    </div>
+  );
+}
+
+function describe(
+  { xAxis, rank, kind, numLeftOut }: Lanes,
+  hasCalls: boolean,
+  clock: string,
+): string {
+  const along =
     xAxis === "time"
-      ? `A lane for each rank, by its own clock${clock && ` (${clock})`}.`
-      : `A lane for each rank, in ${order}.`,
-    numLeftOut > 0 && `${pluralize(numLeftOut, "rank")} more are not drawn.`,
+      ? `by its own clock${clock && ` (${clock})`}`
+      : page.value.run.world.startsWith("simulated")
+        ? "in order of issue: a simulation has no time"
+        : "in order of issue, not time";
+  const what = kind === "module" ? "module" : "mesh axis";
+  const lanes = rank >= 0 ? `Collectives of rank ${rank} by ${what}` : "A lane for each rank";
+  const words = [
+    `${lanes}, ${along}.`,
+    numLeftOut > 0 &&
+      `${pluralize(numLeftOut, kind === "module" ? "module" : "rank")} more are not drawn.`,
     // The table has all calls then, and does not say which of them the timeline has.
     page.value.communication!.num_served > 0 && page.value.communication!.left_out,
     hasCalls && "Height: bytes sent; the mark below a bar is the collective itself.",
-    "Drag to zoom.",
+    hasCalls ? "Drag to zoom; Shift and drag selects a range." : "Drag to zoom.",
   ];
   return words.filter(Boolean).join(" ");
 }

@@ -5,48 +5,58 @@ import { Canvas, remPixels } from "../../parts/canvas";
 import { hideTip, showTip } from "../../parts/tooltip";
 import { useSize } from "../../parts/use_size";
 import { CallTip, describeCall, SpanTip } from "./call_detail";
-import { type Lanes, pan, panTo, type Range, zoom } from "./lanes";
+import type { Lanes } from "./lanes";
+import { pan, panTo, type Range, zoom } from "./ranges";
 import { selectCall, selectedCall } from "./selected_call";
 import {
   findCallAt,
   findSpanAt,
+  type HeightScale,
   type LanePosition,
   makeFrame,
   moveByKey,
   rowAt,
   type TimelineLayout,
 } from "./timeline_layout";
-import { paint } from "./timeline_painter";
+import { paint, paintMinimap } from "./timeline_painter";
 
 export const ZOOM_STEP = 0.6;
+const PAN_STEP = 0.25; // of the visible range
 const MIN_DRAG = 5; // pixels; a shorter drag is a click
+const MINIMAP = 2.2; // rem
 
 interface Props {
   readonly communication: Communication;
   readonly matches: Uint8Array;
   readonly lanes: Lanes;
   readonly view: Range;
+  readonly scale: HeightScale;
+  readonly selectedRange: Range | null; // on the x axis
   readonly onView: (view: Range) => void;
+  readonly onRange: (range: Range) => void; // a range was selected
 }
 
 interface DragRange {
   readonly from: number;
   readonly to: number;
+  readonly isSelecting: boolean; // with Shift, which selects instead of zooming
 }
 
-export function Chart({ communication, matches, lanes, view, onView }: Props) {
+export function Chart(props: Props) {
+  const { communication, matches, lanes, view, scale, selectedRange, onView, onRange } = props;
   const box = useRef<HTMLDivElement>(null);
   const { width } = useSize(box);
   const [position, setPosition] = useState<LanePosition | null>(null);
   const [drag, setDrag] = useState<DragRange | null>(null);
+  const rangeStart = useRef<number | null>(null); // set by the key [
   const layout = useMemo<TimelineLayout>(() => {
     const frame = makeFrame(lanes, view, Math.max(width, 120), remPixels());
     return { lanes, view, matches, frame };
   }, [lanes, view, matches, width]);
   const { frame } = layout;
   const draw = useCallback(
-    (context: CanvasRenderingContext2D) => paint(context, communication, layout),
-    [communication, layout],
+    (context: CanvasRenderingContext2D) => paint(context, communication, layout, scale),
+    [communication, layout, scale],
   );
   const row = rowAt(layout, position);
   const selectRow = (next: number): void => selectCall(next, { isOnTimeline: true });
@@ -61,7 +71,7 @@ export function Chart({ communication, matches, lanes, view, onView }: Props) {
   };
   const handlePointerMove = (event: PointerEvent): void => {
     const { x, y } = pointerPosition(event);
-    if (drag) setDrag({ from: drag.from, to: Math.max(x, frame.left) });
+    if (drag) setDrag({ ...drag, to: Math.max(x, frame.left) });
     const span = drag ? -1 : findSpanAt(layout, communication.spans, x, y);
     const call = drag || span >= 0 ? null : findCallAt(layout, x, y);
     setPosition(call);
@@ -73,26 +83,43 @@ export function Chart({ communication, matches, lanes, view, onView }: Props) {
     const { x } = pointerPosition(event);
     // Touch scrolls the page.
     if (!event.button && event.pointerType !== "touch" && x >= frame.left) {
-      setDrag({ from: x, to: x });
+      setDrag({ from: x, to: x, isSelecting: event.shiftKey });
     }
   };
   const handlePointerUp = (event: PointerEvent): void => {
     const { x, y } = pointerPosition(event);
     setDrag(null);
-    if (drag && isWide(drag)) onView(toRange(drag, layout));
+    if (drag && isWide(drag)) (drag.isSelecting ? onRange : onView)(toRange(drag, layout));
     else selectRow(rowAt(layout, findCallAt(layout, x, y)));
   };
   const handleKey = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const middle = lanes.xs[row] ?? (view.low + view.high) / 2;
     const next = moveByKey(layout, position, event.key);
-    if (next) showCall(next);
-    else if (event.key === "+" || event.key === "=") zoomBy(ZOOM_STEP, middle);
-    else if (event.key === "-") zoomBy(1 / ZOOM_STEP, middle);
-    else if (event.key === "0") onView(lanes.range);
-    else if (event.key === "Enter" && row >= 0) selectRow(row);
-    else return;
+    const panBy = (share: number): void =>
+      onView(pan(view, lanes.range, share * (view.high - view.low)));
+    const actions: Readonly<Record<string, () => void>> = {
+      "+": () => zoomBy(ZOOM_STEP, middle),
+      "=": () => zoomBy(ZOOM_STEP, middle),
+      w: () => zoomBy(ZOOM_STEP, middle),
+      "-": () => zoomBy(1 / ZOOM_STEP, middle),
+      s: () => zoomBy(1 / ZOOM_STEP, middle),
+      a: () => panBy(-PAN_STEP),
+      d: () => panBy(PAN_STEP),
+      "0": () => onView(lanes.range),
+      Enter: () => row >= 0 && selectRow(row),
+      "[": () => {
+        rangeStart.current = middle;
+      },
+      "]": () => {
+        const start = rangeStart.current ?? view.low;
+        onRange({ low: Math.min(start, middle), high: Math.max(start, middle) });
+      },
+    };
+    const action = next ? () => showCall(next) : actions[event.key];
+    if (!action) return;
     event.preventDefault();
+    action();
   };
   const showCall = (next: LanePosition): void => {
     const x = lanes.xs[rowAt(layout, next)]!;
@@ -105,41 +132,104 @@ export function Chart({ communication, matches, lanes, view, onView }: Props) {
     showTip(<CallTip row={rowAt(layout, next)} />, left + callX, below);
   };
   return (
+    <>
+      <div
+        ref={box}
+        class="timeline"
+        role="slider"
+        tabIndex={0}
+        aria-label="timeline of collectives"
+        aria-valuemin={0}
+        aria-valuemax={Math.max(communication.calls.rank.length - 1, 0)}
+        aria-valuenow={Math.max(row, 0)}
+        aria-valuetext={row < 0 ? "no collective" : describeCall(row)}
+        onPointerMove={handlePointerMove}
+        onPointerDown={handlePointerDown}
+        onPointerUp={handlePointerUp}
+        onPointerLeave={handleLeave}
+        onDblClick={() => onView(lanes.range)}
+        onKeyDown={handleKey}
+        onBlur={handleLeave}
+      >
+        {width > 0 && <Canvas width={frame.width} height={frame.height} draw={draw} />}
+        <Cursor layout={layout} row={selectedCall.value.row} isSelected />
+        <Cursor layout={layout} row={row} />
+        {selectedRange && <RangeBand layout={layout} range={selectedRange} />}
+        {drag && isWide(drag) && (
+          <div
+            class={drag.isSelecting ? "timeline-band timeline-range" : "timeline-band"}
+            style={{
+              left: `${Math.min(drag.from, drag.to)}px`,
+              width: `${Math.abs(drag.to - drag.from)}px`,
+            }}
+          />
+        )}
+      </div>
+      {width > 0 && <Minimap communication={communication} layout={layout} onView={onView} />}
+    </>
+  );
+}
+
+/** The selected range, as far as it is visible. */
+function RangeBand({ layout, range }: { readonly layout: TimelineLayout; readonly range: Range }) {
+  const { frame, lanes } = layout;
+  const margin = lanes.xAxis === "order" ? 0.5 : 0;
+  const left = Math.max(frame.x(range.low - margin), frame.left);
+  const right = Math.min(frame.x(range.high + margin), frame.width);
+  if (right <= left) return null;
+  return (
     <div
-      ref={box}
-      class="timeline"
-      role="slider"
-      tabIndex={0}
-      aria-label="timeline of collectives"
-      aria-valuemin={0}
-      aria-valuemax={Math.max(communication.calls.rank.length - 1, 0)}
-      aria-valuenow={Math.max(row, 0)}
-      aria-valuetext={row < 0 ? "no collective" : describeCall(row)}
-      onPointerMove={handlePointerMove}
-      onPointerDown={handlePointerDown}
-      onPointerUp={handlePointerUp}
-      onPointerLeave={handleLeave}
-      onDblClick={() => onView(lanes.range)}
-      onKeyDown={handleKey}
-      onBlur={handleLeave}
+      class="timeline-band timeline-range"
+      style={{ left: `${left}px`, width: `${right - left}px` }}
+    />
+  );
+}
+
+interface MinimapProps {
+  readonly communication: Communication;
+  readonly layout: TimelineLayout;
+  readonly onView: (view: Range) => void;
+}
+
+/** The full range in small, with the visible part framed; dragging moves it. Keys do the same. */
+function Minimap({ communication, layout, onView }: MinimapProps) {
+  const { frame, lanes, view } = layout;
+  const { low, high } = lanes.range;
+  const height = MINIMAP * remPixels();
+  const isDragging = useRef(false);
+  const width = frame.width - frame.left;
+  const draw = useCallback(
+    (context: CanvasRenderingContext2D) => paintMinimap(context, communication, layout, height),
+    [communication, lanes, frame.left, frame.width, height],
+  );
+  const toPixels = (value: number): number => ((value - low) / (high - low)) * width;
+  const moveTo = (event: PointerEvent): void => {
+    const { left } = (event.currentTarget as Element).getBoundingClientRect();
+    const point = low + ((event.clientX - left - frame.left) / width) * (high - low);
+    onView(pan(view, lanes.range, point - (view.low + view.high) / 2));
+  };
+  return (
+    <div
+      class="minimap"
+      aria-hidden="true"
+      onPointerDown={(event) => {
+        isDragging.current = true;
+        event.currentTarget.setPointerCapture(event.pointerId);
+        moveTo(event);
+      }}
+      onPointerMove={(event) => isDragging.current && moveTo(event)}
+      onPointerUp={() => {
+        isDragging.current = false;
+      }}
     >
-      {width > 0 && <Canvas width={frame.width} height={frame.height} draw={draw} />}
-      <Cursor
-        layout={layout}
-        communication={communication}
-        row={selectedCall.value.row}
-        isSelected
+      <Canvas width={frame.width} height={height} draw={draw} />
+      <div
+        class="minimap-window"
+        style={{
+          left: `${frame.left + toPixels(view.low)}px`,
+          width: `${Math.max(toPixels(view.high) - toPixels(view.low), 3)}px`,
+        }}
       />
-      <Cursor layout={layout} communication={communication} row={row} />
-      {drag && isWide(drag) && (
-        <div
-          class="timeline-band"
-          style={{
-            left: `${Math.min(drag.from, drag.to)}px`,
-            width: `${Math.abs(drag.to - drag.from)}px`,
-          }}
-        />
-      )}
     </div>
   );
 }
@@ -185,16 +275,14 @@ function handleWheel(
 
 interface CursorProps {
   readonly layout: TimelineLayout;
-  readonly communication: Communication;
   readonly row: number;
   readonly isSelected?: boolean;
 }
 
 /** Highlights a call, if it is visible. */
-function Cursor({ layout, communication, row, isSelected = false }: CursorProps) {
+function Cursor({ layout, row, isSelected = false }: CursorProps) {
   const { frame, lanes } = layout;
-  const rank = communication.calls.rank[row];
-  const lane = lanes.all.findIndex((candidate) => candidate.rank === rank);
+  const lane = row < 0 ? -1 : lanes.all.findIndex(({ calls }) => calls.includes(row));
   const x = frame.x(lanes.xs[row] ?? Number.NaN);
   if (lane < 0 || !(x >= frame.left - 1 && x <= frame.width + 1)) return null;
   return (

@@ -1,21 +1,25 @@
 /** Layout of the timeline in pixels: finds the call under the pointer and handles arrow keys. */
 import type { Spans } from "../../page";
 import { makeScale, type Scale } from "../../parts/scale";
-import { findNearestCall, findNextCall, type Lanes, type Range } from "./lanes";
+import { findFirstAt, findNearestCall, findNextCall, type Lane, type Lanes } from "./lanes";
+import type { Range } from "./ranges";
 
 const MAX_DISTANCE = 8; // pixels between the pointer and a call that it selects
 const MAX_CALL = 16;
-const MAX_LABEL = 12; // letters
+const MAX_LABEL = 22; // letters
 const BASE_REM = 14; // pixels of a rem on a standard screen
 
 /** Positions and sizes in pixels. */
 export interface Frame {
   readonly left: number;
-  readonly top: number;
+  readonly rulerHeight: number; // of ticks and marks of steps
+  readonly bandHeight: number; // of phases above the lanes; 0 if each lane has its own
+  readonly headSpanHeight: number; // of spans above the lanes
+  readonly top: number; // of the first lane
   readonly width: number;
   readonly height: number;
   readonly laneHeight: number;
-  readonly spanHeight: number; // of all levels of nested spans
+  readonly spanHeight: number; // of all levels of nested spans, in each lane
   readonly callWidth: number;
   readonly x: Scale;
 }
@@ -36,20 +40,30 @@ export interface LanePosition {
 export function makeFrame(lanes: Lanes, view: Range, width: number, rem: number): Frame {
   const unit = rem / BASE_REM;
   const longest = lanes.all.reduce((max, { label }) => Math.max(max, label.length), 4);
-  const [left, top] = [(12 + 7 * Math.min(longest, MAX_LABEL)) * unit, 26 * unit];
+  const maxLeft = 0.3 * width;
+  const left = Math.min((14 + 7 * Math.min(longest, MAX_LABEL)) * unit, maxLeft);
+  const rulerHeight = 26 * unit;
+  const hasSingleRank = lanes.rank >= 0;
+  const bandHeight = hasSingleRank ? 22 * unit : 0;
+  const levels = Math.min(lanes.depth, 3);
+  const headSpanHeight = lanes.headSpans.length ? levels * 18 * unit : 0;
+  const top = rulerHeight + bandHeight + headSpanHeight;
   const numLanes = Math.max(lanes.all.length, 1);
-  const maxLaneHeight = (numLanes <= 4 ? 90 : 56) * unit;
-  const laneHeight = Math.max(Math.min(Math.floor((440 * unit) / numLanes), maxLaneHeight), 5);
+  const maxLaneHeight = (hasSingleRank && numLanes <= 3 ? 96 : numLanes <= 6 ? 72 : 48) * unit;
+  const laneHeight = Math.max(Math.min(Math.floor((460 * unit) / numLanes), maxLaneHeight), 5);
   const callWidth = findCallWidth(lanes, view, width - left);
   // Half a call on both sides, so that the first and the last call are not clipped.
   const edge = callWidth / 2 + 1;
   return {
     left,
+    rulerHeight,
+    bandHeight,
+    headSpanHeight,
     top,
     width,
     height: top + numLanes * laneHeight,
     laneHeight,
-    spanHeight: Math.min(0.45 * laneHeight, 17 * unit * lanes.depth),
+    spanHeight: hasSingleRank ? 0 : Math.min(0.45 * laneHeight, 17 * unit * levels),
     callWidth,
     x: makeScale([view.low, view.high], [left + edge, Math.max(width - edge, left + edge + 1)]),
   };
@@ -59,6 +73,52 @@ export function makeFrame(lanes: Lanes, view: Range, width: number, rem: number)
 function findCallWidth({ xAxis }: Lanes, { low, high }: Range, maxWidth: number): number {
   if (xAxis === "time") return 2;
   return Math.min(Math.max((0.75 * maxWidth) / (high - low + 1), 1), MAX_CALL);
+}
+
+/** A bar of the timeline: a call, or the largest of the calls that share a pixel. */
+export interface Bar {
+  readonly row: number;
+  readonly x: number; // its middle
+}
+
+/** Bars of a lane in the visible range, at most one for each pixel. */
+export function listBars(
+  { calls }: Pick<Lane, "calls">,
+  { lanes, frame, view, matches }: TimelineLayout,
+  wireBytes: readonly number[],
+  isMatch: boolean,
+): Bar[] {
+  const { xs } = lanes;
+  const margin = frame.callWidth / 2 / Math.max(frame.x(view.low + 1) - frame.x(view.low), 1e-9);
+  const bars: { row: number; x: number }[] = [];
+  let last: { row: number; x: number } | null = null;
+  for (let i = findFirstAt(calls, xs, view.low - margin); i < calls.length; i++) {
+    const row = calls[i]!;
+    if (xs[row]! > view.high + margin) break;
+    if (Boolean(matches[row]) !== isMatch) continue;
+    const x = frame.x(xs[row]!);
+    if (last && x - last.x < 1) {
+      if (wireBytes[row]! > wireBytes[last.row]!) last.row = row;
+      continue;
+    }
+    last = { row, x };
+    bars.push(last);
+  }
+  return bars;
+}
+
+export type HeightScale = "linear" | "log";
+
+/** Height of a bar in pixels: proportional to the bytes sent, or to their logarithm. */
+export function barHeight(
+  numBytes: number,
+  max: number,
+  maxHeight: number,
+  scale: HeightScale = "linear",
+): number {
+  if (max <= 0 || numBytes <= 0) return 0;
+  if (scale === "linear") return (maxHeight * numBytes) / max;
+  return (maxHeight * Math.log2(1 + numBytes)) / Math.log2(1 + max);
 }
 
 export function rowAt({ lanes }: TimelineLayout, position: LanePosition | null): number {
@@ -86,18 +146,19 @@ export function findCallAt(
 }
 
 /** Row of the span at a point; -1 if there is none. */
-export function findSpanAt(
-  { lanes, frame }: TimelineLayout,
-  spans: Spans,
-  x: number,
-  y: number,
-): number {
+export function findSpanAt(layout: TimelineLayout, spans: Spans, x: number, y: number): number {
+  const { lanes, frame } = layout;
+  if (!lanes.depth || x < frame.left) return -1;
   const lane = Math.floor((y - frame.top) / frame.laneHeight);
-  const within = y - frame.top - lane * frame.laneHeight;
-  if (!lanes.depth || x < frame.left || within >= frame.spanHeight) return -1;
-  const depth = Math.floor((within / frame.spanHeight) * lanes.depth);
+  const isHead = y < frame.top;
+  const height = isHead ? frame.headSpanHeight : frame.spanHeight;
+  const top = isHead ? frame.top - frame.headSpanHeight : frame.top + lane * frame.laneHeight;
+  const within = y - top;
+  if (within < 0 || within >= height) return -1;
+  const depth = Math.floor((within / height) * lanes.depth);
   const moment = frame.x.invert(x);
-  const spanRow = lanes.all[lane]?.spans.find((row) => {
+  const rows = isHead ? lanes.headSpans : lanes.all[lane]?.spans;
+  const spanRow = rows?.find((row) => {
     const start = spans.start_ns[row]!;
     const isDuring = moment >= start && moment <= start + spans.duration_ns[row]!;
     return isDuring && spans.depth[row] === depth;
@@ -135,4 +196,26 @@ export function moveByKey(
     End: () => moveAlong(lane, lanes.all[lane]?.calls.length ?? 0, -1),
   };
   return actions[key]?.() ?? null;
+}
+
+/** Bytes sent in each pixel column of the minimap, by phase. */
+export function sumColumns(
+  lanes: Lanes,
+  {
+    phase,
+    wire_bytes,
+  }: { readonly phase: readonly number[]; readonly wire_bytes: readonly number[] },
+  numColumns: number,
+  numPhases: number,
+): Float64Array[] {
+  const { low, high } = lanes.range;
+  const columns = Array.from({ length: numPhases }, () => new Float64Array(numColumns));
+  for (const { calls } of lanes.all) {
+    for (const row of calls) {
+      const share = (lanes.xs[row]! - low) / (high - low);
+      const column = Math.min(Math.floor(share * numColumns), numColumns - 1);
+      columns[phase[row]!]![column]! += wire_bytes[row]!;
+    }
+  }
+  return columns;
 }

@@ -8,6 +8,7 @@ import { hideTip, showTip } from "../../parts/tooltip";
 import { formatBytes } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { page } from "../../store/page";
+import { selectedFacets } from "../../store/selection";
 import { countInnermostRanks, formatCoordinate, labelStep } from "./mesh";
 
 // In rem
@@ -24,8 +25,9 @@ const FAINT = 0.08; // opacity of a cell with few bytes
 export function TrafficMatrix({ communication }: { readonly communication: Communication }) {
   const { matrix, matrix_note: note, matrix_summary: summary } = communication;
   if (summary) return null;
+  const scope = selectedFacets.value.length ? " Of all collectives, whatever is selected." : "";
   return (
-    <Panel title="Traffic between ranks" note={note}>
+    <Panel title="Traffic between ranks" note={`${note}${scope}`}>
       {matrix ? <Grid matrix={matrix} /> : !note && <p class="comm-quiet">Nothing was sent.</p>}
     </Panel>
   );

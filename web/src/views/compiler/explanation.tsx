@@ -7,6 +7,7 @@ import { SourceLine } from "../../parts/source_line";
 import { formatDuration, pluralize } from "../../parts/units";
 import { isSourceSelected } from "../../store/selection";
 import { Graphs } from "./graphs";
+import { Guards } from "./guards";
 
 export function Explanation({ item }: { item: ExplanationItem }) {
   return (
@@ -33,6 +34,15 @@ export function Explanation({ item }: { item: ExplanationItem }) {
         </Panel>
       )}
       {item.recompiles.length > 0 && <Recompiles rows={item.recompiles} />}
+      {item.guards.length > 0 ? (
+        <Guards frames={item.guards} />
+      ) : (
+        <Panel title="Guards">
+          <Empty command="shardscope explain TARGET --guards -o recording.json">
+            Guards were not recorded.
+          </Empty>
+        </Panel>
+      )}
       {item.skipped_frames.length > 0 && <Skipped rows={item.skipped_frames} />}
       {item.stages.length > 0 && <Stages rows={item.stages} />}
     </>
@@ -65,24 +75,45 @@ function Break({ site, number }: { site: BreakRow; number: number }) {
   );
 }
 
+/** Recompilations by the line where the code that was compiled again begins. */
 function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
   return (
-    <Panel title={`Recompilations (${rows.length})`} note="and the guard that failed">
+    <Panel
+      title={`Recompilations (${rows.length})`}
+      note="by line, with what had changed: the guard that failed"
+    >
       <ul class="breaks">
-        {rows.filter(isOnLine).map((row, i) => (
-          <li key={i} class="break">
+        {groupRecompiles(rows.filter(isOnLine)).map((group) => (
+          <li key={`${group[0]!.function} ${group[0]!.source}`} class="break">
             <div class="break-head">
-              <code>{row.function}</code>
-              <span class="chip">compilation {row.number + 1}</span>
+              <code>{group[0]!.function}</code>
+              <span class="chip">×{group.length}</span>
             </div>
-            <p class="wrap">{row.description}</p>
-            {row.guard && <code class="dim wrap">{row.guard}</code>}
-            <SourceLine source={row.source} />
+            <SourceLine source={group[0]!.source} />
+            <ol class="recompiles">
+              {group.map((row) => (
+                <li key={row.number}>
+                  <span class="dim">compilation {row.number + 1}</span>
+                  <span class="wrap" title={row.guard}>
+                    {row.description || row.guard}
+                  </span>
+                </li>
+              ))}
+            </ol>
           </li>
         ))}
       </ul>
     </Panel>
   );
+}
+
+function groupRecompiles(rows: readonly RecompileRow[]): RecompileRow[][] {
+  const groups = new Map<string, RecompileRow[]>();
+  for (const row of rows) {
+    const key = `${row.source} ${row.function}`;
+    groups.set(key, [...(groups.get(key) ?? []), row]);
+  }
+  return [...groups.values()];
 }
 
 function Skipped({ rows }: { rows: readonly SkippedRow[] }) {

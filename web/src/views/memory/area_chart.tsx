@@ -128,49 +128,59 @@ export function AreaChart({ curve, instants }: Props) {
   };
   const current = findSample(curve.order, instants.at);
   return (
-    <div
-      ref={box}
-      class="area"
-      role="slider"
-      tabIndex={0}
-      aria-label="memory over the step"
-      aria-valuemin={0}
-      aria-valuemax={curve.order.length - 1}
-      aria-valuenow={current}
-      aria-valuetext={formatBytes(sumAt(curve, current))}
-      onPointerDown={handlePointerDown}
-      onPointerMove={handlePointerMove}
-      onPointerUp={handlePointerUp}
-      onPointerLeave={handleLeave}
-      onKeyDown={handleKey}
-      onBlur={handleLeave}
-    >
-      {width > 0 && (
-        <svg width={width} height={HEIGHT} aria-hidden="true">
-          <Phases curve={curve} frame={frame} />
-          <ByteTicks frame={frame} />
-          {usedKinds(curve).map((kind) => (
-            <path
-              key={kind}
-              class="area-layer"
-              d={makePath(curve, layers[kind]!, kind ? layers[kind - 1]! : null, frame)}
-              fill={seriesColor(kind)}
-            />
-          ))}
-          <Peak curve={curve} frame={frame} />
-          <Device curve={curve} frame={frame} />
-          <Chosen instants={instants} frame={frame} />
-          {sample >= 0 && (
-            <line
-              class="area-cursor"
-              x1={frame.x(curve.order[sample]!)}
-              x2={frame.x(curve.order[sample]!)}
-              y1={TOP}
-              y2={HEIGHT - BOTTOM}
-            />
-          )}
-        </svg>
-      )}
+    <div data-chart="memory over the step">
+      <div
+        ref={box}
+        class="area"
+        role="slider"
+        tabIndex={0}
+        aria-label="memory over the step"
+        aria-valuemin={0}
+        aria-valuemax={curve.order.length - 1}
+        aria-valuenow={current}
+        aria-valuetext={formatBytes(sumAt(curve, current))}
+        onPointerDown={handlePointerDown}
+        onPointerMove={handlePointerMove}
+        onPointerUp={handlePointerUp}
+        onPointerLeave={handleLeave}
+        onKeyDown={handleKey}
+        onBlur={handleLeave}
+      >
+        {width > 0 && (
+          <svg width={width} height={HEIGHT} aria-hidden="true">
+            <Phases curve={curve} frame={frame} />
+            <ByteTicks frame={frame} />
+            {usedKinds(curve).map((kind) => (
+              <path
+                key={kind}
+                class="area-layer"
+                d={makePath(curve, layers[kind]!, kind ? layers[kind - 1]! : null, frame)}
+                fill={seriesColor(kind)}
+              />
+            ))}
+            <Peak curve={curve} frame={frame} />
+            <Device curve={curve} frame={frame} />
+            <Chosen instants={instants} frame={frame} />
+            {sample >= 0 && (
+              <line
+                class="area-cursor"
+                x1={frame.x(curve.order[sample]!)}
+                x2={frame.x(curve.order[sample]!)}
+                y1={TOP}
+                y2={HEIGHT - BOTTOM}
+              />
+            )}
+          </svg>
+        )}
+      </div>
+      <ul class="area-legend" aria-label="categories">
+        {usedKinds(curve).map((kind) => (
+          <li key={kind}>
+            <span class="swatch" style={{ background: seriesColor(kind) }} />
+            {curve.kinds[kind]}
+          </li>
+        ))}
+      </ul>
     </div>
   );
 }

@@ -72,7 +72,7 @@ function makeLabels(
         {
           id: "phase",
           title: "Allocated in",
-          width: 7,
+          width: 8,
           isText: true,
           value: (row) => table.phases[table.phase[rowOf(row)]!]!,
         },
@@ -116,8 +116,10 @@ function layerColumn(moduleOf: (row: number) => number): Column {
     cell: (row) => {
       const count = counts.get(moduleOf(row)) ?? 1;
       return (
-        <span class="clip">
-          <ModuleLink module={moduleOf(row)} text={nameOf(moduleOf(row))} />
+        <span class="clip-pair">
+          <span class="clip">
+            <ModuleLink module={moduleOf(row)} text={nameOf(moduleOf(row))} />
+          </span>
           {count > 1 && <span class="chip">×{count}</span>}
         </span>
       );
@@ -129,7 +131,7 @@ function kindColumn(curve: MemoryCurve, kindOf: (row: number) => number): Column
   return {
     id: "kind",
     title: "Category",
-    width: 8,
+    width: 10.5,
     isText: true,
     value: (row) => curve.kinds[kindOf(row)]!,
     cell: (row) => (
@@ -153,7 +155,7 @@ function lineColumn(lineOf: (row: number) => number, hasText: boolean): Column {
       lineOf(row) < 0 ? (
         <span class="dim">{NO_LINE}</span>
       ) : (
-        <span class="clip">
+        <span class="line-cell">
           <SourceLine source={lineOf(row)} isShort />
           {hasText && (
             <code class="line-text" title={page.value.sources.text[lineOf(row)]}>
@@ -248,10 +250,6 @@ function makeChanges(groups: readonly Group[]): Column[] {
     cell: (row) => formatBytesCell(value(groups[row]!)),
   });
   return [
-    column("before", "Before", "in use at the earlier instant", (group) => group.beforeBytes),
-    column("allocated", "Allocated", "between the two", (group) => group.allocatedBytes),
-    column("freed", "Freed", "between the two", (group) => group.freedBytes),
-    column("after", "After", "in use at the later instant", (group) => group.numBytes),
     {
       id: "change",
       title: "Change",
@@ -260,5 +258,9 @@ function makeChanges(groups: readonly Group[]): Column[] {
       value: (row) => groups[row]!.numBytes - groups[row]!.beforeBytes,
       cell: (row) => formatBytesChange(groups[row]!.numBytes - groups[row]!.beforeBytes),
     },
+    column("allocated", "Allocated", "between the two", (group) => group.allocatedBytes),
+    column("freed", "Freed", "between the two", (group) => group.freedBytes),
+    column("before", "Before", "in use at the earlier instant", (group) => group.beforeBytes),
+    column("after", "After", "in use at the later instant", (group) => group.numBytes),
   ];
 }

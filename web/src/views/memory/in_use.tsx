@@ -13,8 +13,8 @@ import {
   representatives,
   selectedName,
 } from "../../store/modules";
-import { param, setParam } from "../../store/route";
-import { isSourceSelected, selection } from "../../store/selection";
+import { param, route, setParam } from "../../store/route";
+import { isSourceSelected, selectedText } from "../../store/selection";
 import { type Group, type Instants, sumGroups } from "./allocations";
 import { makeColumns } from "./group_columns";
 import { describeMoment, nameInstant, peakOrder, setInstants } from "./instants";
@@ -38,18 +38,19 @@ interface Props {
 export function InUse({ curve, table, instants }: Props) {
   const grouping = GROUPINGS.find(({ id }) => id === param("by"))?.id ?? "module";
   const category = curve.kinds.indexOf(param("category") ?? "");
-  const [module, { line }] = [hasModuleSelection.value && selectedName.value, selection.value];
+  const { params } = route.value;
+  const selection = [params.m, params.line, params.phase].join("\n");
   const { at, from } = instants;
   const kinds = useMemo(
     () => sumGroups(table, { at, from }, (row) => table.kind[row]!, isOfSelection(table)),
-    [table, at, from, module, line],
+    [table, at, from, selection],
   );
   const groups = useMemo(() => {
     const isSelected = isOfSelection(table);
     const isShown = (row: number): boolean =>
       isSelected(row) && (category < 0 || table.kind[row] === category);
     return sumGroups(table, { at, from }, makeKey(table, grouping), isShown);
-  }, [table, at, from, grouping, category, module, line]);
+  }, [table, at, from, grouping, category, selection]);
   return (
     <Panel
       title={describeTitle(curve, instants)}
@@ -64,8 +65,13 @@ export function InUse({ curve, table, instants }: Props) {
   );
 }
 
+/** Whether a row is selected: by its module, by its line, and by the phase that allocated it. */
 function isOfSelection(table: Allocations): (row: number) => boolean {
-  return (row) => isInSelection(table.module[row]!) && isSourceSelected(table.line[row]!);
+  const phase = table.phases.indexOf(selectedText("phase"));
+  return (row) =>
+    isInSelection(table.module[row]!) &&
+    isSourceSelected(table.line[row]!) &&
+    (phase < 0 || table.phase[row] === phase);
 }
 
 function makeKey(table: Allocations, grouping: Grouping): (row: number) => number {

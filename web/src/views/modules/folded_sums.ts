@@ -1,11 +1,15 @@
 /** Figures of what is shown: a module that represents folded layers has the sum of them all. */
 import type { Modules } from "../../page";
 
-/** Sums of a column by the modules that are shown; `shown` has for each module its representative. */
+/**
+ * Sums of a column by the modules that are shown; `shown` has for each module its representative.
+ * Modules that another one represents have their own figure, which a search may show.
+ */
 export function sumShown(column: ArrayLike<number>, shown: Int32Array): Float64Array {
   const sums = new Float64Array(shown.length);
   shown.forEach((representative, i) => {
     sums[representative]! += column[i] ?? 0;
+    if (representative !== i) sums[i] = column[i] ?? 0;
   });
   return sums;
 }

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import type { Communication, Modules, Page, Traffic } from "../../page";
+import { clipText } from "../../parts/canvas";
 import { facetSeries } from "../../parts/colors";
 import { findRepresentatives } from "../../store/modules";
 import { page } from "../../store/page";
@@ -17,13 +18,13 @@ import {
 } from "./icicle_layout";
 import {
   formatChange,
+  formatTotalShare,
   listColors,
   makeIcicleModel,
   styleBox,
   sumMatches,
   sumNames,
 } from "./icicle_model";
-import { clipText } from "./icicle_painter";
 import { MEASURES } from "./measures";
 import { splitTraffic } from "./traffic_parts";
 
@@ -66,7 +67,8 @@ test("a folded layer has the sum and the width of all layers that it represents"
   expect(node(roots, 4).width).toBeCloseTo(0.6);
   expect(findNode(roots, "6")).toBeNull();
   const unequal = [...SIZES.slice(0, 10), 26, 6];
-  expect(sumShown(unequal, FOLDED)[4]).toBe(66);
+  const sums = sumShown(unequal, FOLDED);
+  expect([sums[4], sums[7], sums[10]]).toEqual([66, 20, 26]); // a search shows single layers, too
   const spread = findSpread((i) => unequal[i]!, FOLDED, 4);
   expect([spread, formatEach(spread, String)]).toEqual([{ low: 20, high: 26 }, "20 – 26 each"]);
   expect(formatEach({ low: 5, high: 5 }, String)).toBe("5 each");
@@ -189,6 +191,10 @@ test("a selection narrows sizes, and the legend has all names with the colours o
     { name: "send", series: 4, size: 5 },
   ]);
   expect(model.total).toBe(10);
+  // Rank 1 sends for another layer: figures are of one rank, shares of what both send.
+  expect([...model.weights.slice(0, 3), model.weights[6]]).toEqual([15, 2, 13, 5]);
+  expect(formatTotalShare(model, findNode(model.roots, "1")!)).toBe("13%");
+  expect(sumMatches(modules, model.weights, ["layers"])).toMatchObject({ size: 13, total: 15 });
   route.value = parseRoute("#/modules?kind=send&m=head");
   const filtered = makeIcicleModel({ ...facts, color: "kind" });
   expect([filtered.total, filtered.sizes[2]]).toEqual([5, 5]); // modules that are not selected, too
@@ -252,9 +258,9 @@ test("a folded box says the sum and the figure of each layer", () => {
 });
 
 test("matches of a search count once, also inside of other matches", () => {
-  expect(sumMatches(modules, SIZES, ["layers"])).toEqual({ numModules: 10, size: 90 });
-  expect(sumMatches(modules, SIZES, ["layers.1", "b"])).toEqual({ numModules: 1, size: 6 });
-  expect(sumMatches(modules, SIZES, ["nothing"])).toEqual({ numModules: 0, size: 0 });
+  expect(sumMatches(modules, SIZES, ["layers"])).toEqual({ numModules: 10, size: 90, total: 100 });
+  expect(sumMatches(modules, SIZES, ["layers.1", "b"])).toMatchObject({ numModules: 1, size: 6 });
+  expect(sumMatches(modules, SIZES, ["nothing"])).toMatchObject({ numModules: 0, size: 0 });
 });
 
 test("a name of a kind or phase has the same colour on every page", () => {

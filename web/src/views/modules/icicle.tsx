@@ -87,6 +87,7 @@ export function Icicle({ model, zoomed, selected, maxDepth, onSelect, onZoomOut 
     <div
       ref={container}
       class="icicle"
+      data-chart={`modules by ${model.measure.title.toLowerCase()}`}
       role="tree"
       tabIndex={0}
       aria-label={`modules by ${model.measure.title.toLowerCase()}`}

@@ -52,7 +52,8 @@ export function layoutIcicle(input: TreeInput): IcicleNode[] {
   return total > 0 ? placeSiblings(builder, null, -1, { left: 0, width: 1, total }) : [];
 }
 
-function measureWeights({ modules, shown, sizes, gone = [] }: TreeInput): Float64Array {
+/** The weight of each shown module: its figure, or that of its children together if it is more. */
+export function measureWeights({ modules, shown, sizes, gone = [] }: TreeInput): Float64Array {
   const { parent } = modules;
   const childWeights = new Float64Array(parent.length);
   const weights = new Float64Array(parent.length);

@@ -6,7 +6,7 @@ import { moduleTraffic } from "../../store/module_traffic";
 import { containsWords } from "../../store/search";
 import { makeTrafficFilter, sumRows, trafficRows } from "../../store/traffic";
 import { countRepresented, findSpread, formatEach, sumShown } from "./folded_sums";
-import { type Box, type IcicleNode, layoutIcicle } from "./icicle_layout";
+import { type Box, type IcicleNode, layoutIcicle, measureWeights } from "./icicle_layout";
 import type { BoxStyle, Segment } from "./icicle_painter";
 import { findEarlier, type Measure } from "./measures";
 import { splitTraffic } from "./traffic_parts";
@@ -28,6 +28,7 @@ export interface IcicleModel {
   readonly shown: Int32Array;
   readonly numRepresented: Float64Array; // by shown module
   readonly values: ArrayLike<number>; // by module
+  readonly weights: Float64Array; // likewise; a module's children add up to no more than its own
   readonly sizes: Float64Array; // sums of what each shown module represents
   readonly earlier: Float64Array | null; // likewise, of the earlier recording
   readonly parts: readonly Float64Array[]; // likewise, by position in `legend`
@@ -80,6 +81,7 @@ export function makeIcicleModel({ page, measure, color, shown }: ModelInput): Ic
     shown,
     numRepresented: countRepresented(shown),
     values: raw.values,
+    weights: measureWeights({ modules, shown: shown.map((_, i) => i), sizes: raw.values }),
     sizes,
     earlier,
     parts,
@@ -264,15 +266,24 @@ export function formatChange(
   return `${sign}${format(delta)} (${sign}${formatShare(delta, before)})`;
 }
 
+/** `12%`: a box's share of all, which its width shows, unless that is the larger of two figures. */
+export function formatTotalShare(model: IcicleModel, { module, width }: IcicleNode): string {
+  return model.earlier ? formatShare(model.sizes[module]!, model.total) : formatShare(width, 1);
+}
+
 export interface SearchShare {
   readonly numModules: number;
   readonly size: number; // without what is inside of another match
+  readonly total: number; // of all modules
 }
 
-/** Modules that match the search, and their figure: what is inside of a match counts once. */
+/**
+ * Modules that match the search, and their figure: what is inside of a match counts once. Weights
+ * of modules are figures that add up, also where ranks differ.
+ */
 export function sumMatches(
   modules: Modules,
-  values: ArrayLike<number>,
+  weights: ArrayLike<number>,
   words: readonly string[],
 ): SearchShare {
   let numModules = 0;
@@ -282,8 +293,8 @@ export function sumMatches(
     if (!containsWords(`${path} ${modules.type[i]}`, words)) return;
     numModules += 1;
     if (i < end) return;
-    size += values[i] ?? 0;
+    size += weights[i] ?? 0;
     end = modules.end[i]!;
   });
-  return { numModules, size };
+  return { numModules, size, total: sumRoots(modules, weights) };
 }

@@ -1,5 +1,5 @@
 /** Draws an icicle chart on a canvas. */
-import { makeFont } from "../../parts/canvas";
+import { clipText, makeFont } from "../../parts/canvas";
 import { resolveColor, resolveSeries } from "../../parts/colors";
 import type { Box } from "./icicle_layout";
 
@@ -138,22 +138,4 @@ function paintLabel(
   if (!figure || shownName !== name) return;
   context.textAlign = "right";
   context.fillText(figure, x + width - padding, middle);
-}
-
-/** The text, its beginning with an ellipsis, or nothing if not even two letters fit. */
-export function clipText(
-  context: Pick<CanvasRenderingContext2D, "measureText">,
-  text: string,
-  room: number,
-): string {
-  if (room <= 0) return "";
-  if (context.measureText(text).width <= room) return text;
-  let low = 0;
-  let high = text.length;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (context.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
-    else high = middle - 1;
-  }
-  return low >= 2 ? `${text.slice(0, low)}…` : "";
 }

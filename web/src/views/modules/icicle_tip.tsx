@@ -5,7 +5,13 @@ import { moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { nameRepresented } from "./folded_sums";
 import type { IcicleNode } from "./icicle_layout";
-import { formatChange, formatEachLayer, type IcicleModel, isBound } from "./icicle_model";
+import {
+  formatChange,
+  formatEachLayer,
+  formatTotalShare,
+  type IcicleModel,
+  isBound,
+} from "./icicle_model";
 
 interface Props {
   readonly model: IcicleModel;
@@ -20,7 +26,7 @@ export function describeBox(model: IcicleModel, node: IcicleNode): string {
   const size = model.sizes[node.module]!;
   const change = earlier
     ? `, ${formatChange(size, earlier[node.module]!, measure.format)}`
-    : `, ${formatShare(size, model.total)} of the total`;
+    : `, ${formatTotalShare(model, node)} of the total`;
   return `${name}: ${measure.format(size)}${change}`;
 }
 
@@ -33,10 +39,9 @@ export function nameBox(model: IcicleModel, { module, gone }: IcicleNode): strin
 export function BoxTip({ model, node }: Props) {
   const { modules } = page.value;
   if (node.module < 0) return <GoneTip model={model} node={node} />;
-  const { measure, total, numRepresented } = model;
+  const { measure, numRepresented } = model;
   const size = model.sizes[node.module]!;
   const number = numRepresented[node.module]!;
-  const parentSize = node.parent && model.sizes[node.parent.module];
   const text = `${isBound(measure, node.module) ? "≤ " : ""}${measure.format(size)}`;
   return (
     <>
@@ -51,13 +56,13 @@ export function BoxTip({ model, node }: Props) {
         <dt>its own</dt>
         <dd>{measure.format(node.own)}</dd>
         <dt>of the total</dt>
-        <dd>{formatShare(size, total)}</dd>
-        {parentSize ? (
+        <dd>{formatTotalShare(model, node)}</dd>
+        {node.parent && (
           <>
             <dt>of its parent</dt>
-            <dd>{formatShare(size, parentSize)}</dd>
+            <dd>{formatShare(node.width, node.parent.width)}</dd>
           </>
-        ) : null}
+        )}
         {model.earlier && (
           <>
             <dt>before</dt>

@@ -15,8 +15,10 @@ import { findNode, type IcicleNode } from "./icicle_layout";
 import {
   countFolded,
   formatEachLayer,
+  formatTotalShare,
   type IcicleColor,
   type IcicleModel,
+  isBound,
   listColors,
   makeIcicleModel,
   sumMatches,
@@ -131,7 +133,7 @@ function Trail({ model, node }: { readonly model: IcicleModel; readonly node: Ic
   if (!node) {
     return (
       <p class="icicle-trail">
-        <b>{measure.format(total)}</b>
+        <b>{`${isBound(measure, 0) ? "≤ " : ""}${measure.format(total)}`}</b>{" "}
         <span class="dim">in all. Click a box to zoom in, or use the arrow keys and Enter.</span>
       </p>
     );
@@ -165,7 +167,7 @@ function Trail({ model, node }: { readonly model: IcicleModel; readonly node: Ic
         {numLayers > 1 && ` × ${formatNumber(numLayers)}`}
       </b>
       <span>
-        {measure.format(size)}, {formatShare(size, total)} of the total
+        {measure.format(size)}, {formatTotalShare(model, node)} of the total
         {model.numRepresented[node.module]! > 1 && `, ${formatEachLayer(model, node.module)}`}
       </span>
     </nav>
@@ -228,11 +230,11 @@ function ChangeLegend() {
 /** How much of the total the modules have that match the search. */
 function Matches({ model }: { readonly model: IcicleModel }) {
   if (!words.value.length) return null;
-  const { numModules, size } = sumMatches(page.value.modules, model.values, words.value);
+  const { numModules, size, total } = sumMatches(page.value.modules, model.weights, words.value);
   return (
     <p class="icicle-matches" role="status">
       {numModules
-        ? `${pluralize(numModules, "module matches", "modules match")} the search: ${model.measure.format(size)}, ${formatShare(size, model.total)} of the total.`
+        ? `${pluralize(numModules, "module matches", "modules match")} the search: ${model.measure.format(size)}, ${formatShare(size, total)} of the total.`
         : "No module matches the search."}
     </p>
   );

@@ -3,6 +3,7 @@ import { computed } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { Empty } from "../../parts/empty_message";
 import { Highlight } from "../../parts/highlight";
+import { isNarrow } from "../../parts/narrow";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
 import { moduleTraffic, ownCollectives } from "../../store/module_traffic";
@@ -62,7 +63,7 @@ export function Tree({ show }: { show: Show }) {
     setActive(rows[next]!);
     scrollToRow(next);
   };
-  const template = `minmax(19rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  const template = `minmax(${isNarrow.value ? 12 : 19}rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
   return (
     <div class="table-frame">
       <div

@@ -1,8 +1,11 @@
 /** The key figures of a run as tiles, in rows of equal length where possible. */
 import { useRef } from "preact/hooks";
 import type { Fact } from "../../page";
+import { formatBytes, formatNumber } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { hrefTo } from "../../store/route";
+import { selectedFacets } from "../../store/selection";
+import { selectedTraffic } from "../../store/traffic";
 import { countColumns } from "./tile_columns";
 
 export function Facts({ facts }: { facts: readonly Fact[] }) {
@@ -22,13 +25,21 @@ function remSize(): number {
   return Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
 }
 
+/** The figure of what is selected; empty without a selection, and for figures that do not follow it. */
+function formatSelected({ measure }: Fact): string {
+  if (!selectedFacets.value.length) return "";
+  if (measure === "count") return formatNumber(selectedTraffic.value.count);
+  return measure === "wire_bytes" ? formatBytes(selectedTraffic.value.wire_bytes) : "";
+}
+
 function FactTile({ fact, basis }: { fact: Fact; basis: string }) {
   const style = { flexBasis: basis };
+  const selected = formatSelected(fact);
   const content = (
     <>
       <span class="fact-label">{fact.label}</span>
-      <span class="fact-value">{fact.value}</span>
-      <span class="fact-note">{fact.note}</span>
+      <span class="fact-value">{selected || fact.value}</span>
+      <span class="fact-note">{selected ? `of ${fact.value}: what is selected` : fact.note}</span>
     </>
   );
   if (!fact.view) {

@@ -10,17 +10,18 @@ import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { tip } from "../../parts/tooltip";
 import { formatNumber, pluralize } from "../../parts/units";
-import { isFoldedRowInSelection, moduleName, select, selected } from "../../store/modules";
+import { hasModuleSelection, isFoldedRowInSelection, selectedName } from "../../store/modules";
 import { page } from "../../store/page";
+import { param, setParam } from "../../store/route";
 import { containsWords, words } from "../../store/search";
-import { isRankSelected, isSourceSelected } from "../../store/selection";
+import { clear, isRankSelected, isSourceSelected } from "../../store/selection";
 
 const SEVERITIES = ["error", "warning", "info"];
 const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
 
 export function Findings() {
   const { findings } = page.value;
-  const [severity, setSeverity] = useState("all");
+  const severity = param("severity") ?? "all";
   const [isComplete, setComplete] = useState(false);
   const matching = findings.filter((finding) => matchesFilter(finding, severity));
   const shown = isComplete ? matching : matching.slice(0, MAX_INITIAL);
@@ -34,7 +35,12 @@ export function Findings() {
           {findings.length > 0 && <span class="dim">{page.value.run.checks}</span>}
         </>
       }
-      controls={<Severities severity={severity} onChange={setSeverity} />}
+      controls={
+        <Severities
+          severity={severity}
+          onChange={(id) => setParam("severity", id === "all" ? null : id)}
+        />
+      }
     >
       {!findings.length && <Empty>No findings ({page.value.run.checks}).</Empty>}
       {findings.length > 0 && !matching.length && <Empty>No finding matches the filter.</Empty>}
@@ -63,11 +69,11 @@ function matchesFilter(finding: FindingItem, severity: string): boolean {
 }
 
 function FilterNote({ numMatching, numAll }: { numMatching: number; numAll: number }) {
-  if (numMatching === numAll || selected.value < 0) return null;
+  if (numMatching === numAll || !hasModuleSelection.value) return null;
   return (
     <>
-      {numMatching} of {numAll} in <b class="mono">{moduleName(selected.value)}</b>
-      <button type="button" class="text-button" onClick={() => select(-1)}>
+      {numMatching} of {numAll} in <b class="mono">{selectedName.value}</b>
+      <button type="button" class="text-button" onClick={() => clear("module")}>
         show all modules
       </button>
     </>

@@ -9,8 +9,8 @@ import { formatBytes, formatBytesCell, formatShare, pluralize } from "../../part
 import { page } from "../../store/page";
 import { hrefTo } from "../../store/route";
 import { selectAll, selectedFacets, selectionHref } from "../../store/selection";
-import { isOfSeveralRanks, selectedTraffic, sumRows, type TrafficSum } from "../../store/traffic";
-import { type CauseRow, causeRows, selectedCauses } from "../communication/cause_rows";
+import { isOfSeveralRanks, selectedTraffic, sumRows } from "../../store/traffic";
+import { type CauseRow, selectedCauses } from "../communication/cause_rows";
 
 const NUM_CAUSES = 5;
 const HOT_SHARE = 0.6; // above this the background is strong and the text light
@@ -26,13 +26,11 @@ export function TrafficOverview() {
 }
 
 function Causes() {
-  const figures = selectedCauses.value;
-  const rows = causeRows.value
-    .map((row, at) => ({ row, figure: figures[at]! }))
-    .filter(({ figure }) => figure.count > 0)
-    .sort((a, b) => b.figure.wire_bytes - a.figure.wire_bytes);
+  const rows = selectedCauses.value
+    .filter(({ count }) => count > 0)
+    .sort((a, b) => b.wire_bytes - a.wire_bytes);
   const shown = rows.slice(0, NUM_CAUSES);
-  const max = Math.max(0, ...shown.map(({ figure }) => figure.wire_bytes));
+  const max = Math.max(0, ...shown.map(({ wire_bytes }) => wire_bytes));
   return (
     <Panel
       title="What sends most"
@@ -50,8 +48,8 @@ function Causes() {
       }
     >
       <ol class="top-causes">
-        {shown.map(({ row, figure }) => (
-          <Cause key={row.key} row={row} figure={figure} max={max} />
+        {shown.map((row) => (
+          <Cause key={row.key} row={row} max={max} />
         ))}
       </ol>
     </Panel>
@@ -60,24 +58,23 @@ function Causes() {
 
 interface CauseProps {
   readonly row: CauseRow;
-  readonly figure: TrafficSum;
   readonly max: number;
 }
 
-function Cause({ row, figure, max }: CauseProps) {
+function Cause({ row, max }: CauseProps) {
   const words = page.value.communication!.causes[row.cause]!;
   const modules = row.modules.filter((module) => module >= 0);
   return (
     <li class="top-cause">
       <div class="top-cause-figures">
         <Bar
-          value={figure.wire_bytes}
+          value={row.wire_bytes}
           max={max}
-          text={formatBytes(figure.wire_bytes)}
+          text={formatBytes(row.wire_bytes)}
           color={row.isImplicit ? "var(--warn)" : undefined}
         />
         <span class="top-cause-share">
-          {formatShare(figure.wire_bytes, selectedTraffic.value.wire_bytes)}
+          {formatShare(row.wire_bytes, selectedTraffic.value.wire_bytes)}
         </span>
       </div>
       <div class="top-cause-words">
@@ -90,7 +87,7 @@ function Cause({ row, figure, max }: CauseProps) {
           </span>
         )}
         <span class="dim">
-          {row.what} ×{figure.count}
+          {row.what} ×{row.count}
         </span>
         {modules.length > 0 && (
           <span>

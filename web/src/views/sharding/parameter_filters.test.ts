@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { Parameters } from "../../page";
 import { fitPicture, parseSideSize, shardOpacity } from "./drawing_size";
-import { chooseRowToDraw, isSharded, listUsefulFilters } from "./parameter_filters";
+import { chooseRowToDraw, isSharded, listUsefulFilters, sumLocalBytes } from "./parameter_filters";
 
 const PARAMETERS = {
   name: ["wq", "norm", "mask"],
@@ -49,4 +49,19 @@ test("a drawing has its tensor's aspect ratio, within limits", () => {
 
 test("shards with the same colour differ in opacity", () => {
   expect(new Set([0, 8, 16].map(shardOpacity)).size).toBe(3);
+});
+
+test("bytes of selected parameters are of the rank that holds most, tied ones once", () => {
+  const parameters = {
+    name: ["embed", "head", "a", "b", "mask"],
+    alias_group: ["tie", "tie", "", "", ""],
+    ranks: ["0-3", "0-3", "0-1", "2-3", "0-3"],
+    local_bytes: [10, 10, 4, 7, 99],
+    is_buffer: [false, false, false, false, true],
+  } as unknown as Parameters;
+  expect(sumLocalBytes(parameters, () => true)).toBe(17);
+  expect(sumLocalBytes(parameters, (row) => row !== 3)).toBe(14);
+  expect(sumLocalBytes(parameters, () => false)).toBe(0);
+  const unsized = { ...parameters, local_bytes: [10, 10, null, 7, 99] };
+  expect(sumLocalBytes(unsized, () => true)).toBeNull();
 });

@@ -1,5 +1,6 @@
-/** Filters of the parameter table. */
+/** Filters of the parameter table, and sums of what is selected. */
 import type { Parameters } from "../../page";
+import { firstRank, includesRank } from "../../store/ranks";
 
 export interface Filter {
   readonly id: string; // in the address (`show=cut`), so do not rename it: links must stay valid
@@ -70,4 +71,25 @@ export function chooseRowToDraw(
     if (first < 0) first = row;
   }
   return first;
+}
+
+/** Bytes of the selected parameters on the rank that holds most of them; null if not recorded. */
+export function sumLocalBytes(
+  parameters: Parameters,
+  isSelected: (row: number) => boolean,
+): number | null {
+  const rows = parameters.name.map((_, row) => row);
+  const chosen = rows.filter((row) => isSelected(row) && !parameters.is_buffer[row]);
+  if (chosen.some((row) => parameters.local_bytes[row] == null)) return null;
+  const ranks = new Set(chosen.map((row) => Number(firstRank(parameters.ranks[row]!))));
+  const sums = [...ranks].map((rank) => {
+    const sizes = new Map<string, number>(); // tied parameters count once
+    for (const row of chosen) {
+      const key = parameters.alias_group[row] || parameters.name[row]!;
+      if (!includesRank(parameters.ranks[row]!, rank) || sizes.has(key)) continue;
+      sizes.set(key, parameters.local_bytes[row]!);
+    }
+    return [...sizes.values()].reduce((sum, size) => sum + size, 0);
+  });
+  return Math.max(0, ...sums);
 }

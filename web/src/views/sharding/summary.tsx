@@ -3,7 +3,10 @@ import type { ShardingTable } from "../../page";
 import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { formatBytes, formatShare } from "../../parts/units";
+import { hasModuleSelection, isInSelection } from "../../store/modules";
 import { page } from "../../store/page";
+import { isRankSelected, selection } from "../../store/selection";
+import { sumLocalBytes } from "./parameter_filters";
 
 export function Summary({ table }: { table: ShardingTable }) {
   const {
@@ -54,8 +57,29 @@ export function Summary({ table }: { table: ShardingTable }) {
             />
           </SummaryLine>
         )}
+        <SelectedLine table={table} localBytes={localBytes} />
       </div>
     </Panel>
+  );
+}
+
+/** The part of a rank's bytes that belongs to the selected modules, or what the selected rank holds. */
+function SelectedLine({ table, localBytes }: { table: ShardingTable; localBytes: number }) {
+  if (!hasModuleSelection.value && selection.value.rank < 0) return null;
+  const { module, ranks } = table.parameters;
+  const numBytes = sumLocalBytes(
+    table.parameters,
+    (row) => isInSelection(module[row]!) && isRankSelected(ranks[row]!),
+  );
+  if (numBytes === null) return null;
+  return (
+    <SummaryLine
+      label="selected"
+      text={`${formatBytes(numBytes)}, ${formatShare(numBytes, localBytes)} of what is on one rank`}
+    >
+      <span class="rank-bytes-part rank-bytes-local" style={{ flexGrow: numBytes }} />
+      <span class="rank-bytes-rest" style={{ flexGrow: Math.max(localBytes - numBytes, 0) }} />
+    </SummaryLine>
   );
 }
 
