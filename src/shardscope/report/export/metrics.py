@@ -21,6 +21,7 @@ from shardscope.record.recording import name_axis
 from shardscope.record.text import sanitize_text
 from shardscope.report.model.traffic_totals import TrafficTotals, count_traffic
 from shardscope.report.text.memory_profile import find_worst
+from shardscope.report.text.problems import sort_findings
 
 _MAX_ROWS = 50
 
@@ -207,10 +208,8 @@ def _list_memory_at_peak(recording: Recording) -> MetricTable:
 
 
 def _list_problems(recording: Recording) -> MetricTable:
-    order = list(Severity)
-    findings = sorted(recording.findings, key=lambda finding: order.index(finding.severity))
     rows = dict.fromkeys(
         (str(finding.severity), finding.rule, finding.subject, finding.fact, finding.remedy)
-        for finding in findings
+        for finding in sort_findings(recording)
     )
     return MetricTable(("severity", "rule", "subject", "fact", "remedy"), list(rows))

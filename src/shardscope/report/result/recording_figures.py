@@ -97,7 +97,7 @@ def _read_communication(
         input_bytes=total.input_bytes,
         wire_bytes=total.wire_bytes,
         num_rank_sets=len(rank_sets),
-        totals=_sum_traffic(busiest, recording.run.world_size),
+        totals=_sum_by_phase(busiest, recording.run.world_size),
         causes=tuple(map(_read_cause, gather_reasons(recording, rank_sets))),
         modules=tuple(
             ModuleTraffic(
@@ -111,7 +111,7 @@ def _read_communication(
     )
 
 
-def _sum_traffic(rank_set: IdenticalRanks, world_size: int) -> tuple[TrafficFigures, ...]:
+def _sum_by_phase(rank_set: IdenticalRanks, world_size: int) -> tuple[TrafficFigures, ...]:
     """Sum the collectives of a rank by phase, mesh axis and kind, most bytes first."""
     totals: dict[tuple[str, str, str], TrafficTotals] = defaultdict(TrafficTotals)
     for call in rank_set.calls:

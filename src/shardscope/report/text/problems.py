@@ -23,6 +23,7 @@ from shardscope.record import (
 )
 from shardscope.record.recording import list_calls_by_group
 from shardscope.record.units import format_bytes
+from shardscope.report.model.finding_groups import SEVERITIES
 from shardscope.report.text.style import SourceLine, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -118,8 +119,6 @@ SEVERITY_STYLES = {
     Severity.WARNING: "bold yellow",
     Severity.INFO: "bold blue",
 }
-SEVERITIES = tuple(SEVERITY_STYLES)
-"""The gravest first."""
 
 # Instruments that check a program for problems.
 _CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnose")
