@@ -16,6 +16,7 @@ from shardscope.record import (
     TensorLayout,
     format_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.layer_names import fold_layers, join_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import plural
@@ -52,7 +53,6 @@ from shardscope.report.result.figures import (
     SliceFigures,
     StopFigures,
     TrafficFigures,
-    name_line,
     read_code,
 )
 from shardscope.report.text.communication import Reason, gather_reasons, list_costs
