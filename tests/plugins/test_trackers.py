@@ -37,10 +37,13 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    streams = (sys.stdout, sys.stderr)
     import wandb
 
     yield wandb
     wandb.teardown()
+    for stream in streams:  # whose `write` the package replaces when it is imported
+        vars(stream).pop("write", None)
 
 
 @pytest.fixture
