@@ -22,6 +22,7 @@ from shardscope.cli import main
 from shardscope.cli.verb import Verb
 from shardscope.record import load, save
 from shardscope.report.result.schema import make_result_schema
+from warm_python import run_python
 
 VALIDATOR = jsonschema.Draft202012Validator(make_result_schema())
 WITHOUT_JSON = {("tui",), ("mcp",), ("serve",), ("completion",)}
@@ -184,12 +185,9 @@ def test_only_the_document_goes_to_standard_output_whatever_the_program_prints(
         "subprocess.run(['echo', 'from a child'])\n"
     )
     write(here, noise + TARGET)
-    done = subprocess.run(
-        [sys.executable, "-m", "shardscope", "trace", "train.py", "--mesh", "dp=2", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ("trace", "train.py", "--mesh", "dp=2", "--json")
+    done = run_python("-m", "shardscope", *words)
+    assert done.returncode == 0, done.stderr
     VALIDATOR.validate(json.loads(done.stdout))
     for source in ("python", "the descriptor", "a child"):
         assert f"from {source}\n" in done.stderr
