@@ -179,6 +179,17 @@ def test_a_range_of_collectives_selects_from_the_listed_calls(open_page, large) 
     )
 
 
+def test_a_rank_that_was_not_recorded_has_no_figures(open_page) -> None:
+    llama = build_page(load(ROOT / "examples/recordings/llama.json.gz"))
+    page = open_page(llama, "#/communication?rank=5")
+    expect(region(page, "selection").get_by_role("status")).to_have_text("Rank 5 was not recorded")
+    sentence = page.locator(".comm-sentence")
+    expect(sentence).to_contain_text("rank 0 was recorded: it sends 887 MiB to rank 4")
+    expect(sentence).to_contain_text("Of all collectives, whatever is selected.")
+    page.keyboard.press("Escape")
+    expect(sentence).not_to_contain_text("whatever is selected")
+
+
 def test_everything_can_be_selected_sorted_and_searched_with_keys(open_page, large) -> None:
     page = open_page(large, "#/communication")
     grid = page.get_by_role("grid", name="causes")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_diagnosis, make_recording, make_run
 from shardscope.record import (
@@ -191,6 +192,8 @@ FALLBACK = Fallback(
 )
 ACROSS = Group(name="tp[0-15]", torch_name="1", ranks=(RankSpan(0, 16),), num_ranks=16, axis="tp")
 WITHIN = Group(name="tp[0-7]", torch_name="1", ranks=(RankSpan(0, 8),), num_ranks=8, axis="tp")
+SPANNING = replace(ACROSS, axis=None)
+TWO_AXES = {"world_size": 16, "axes": (Axis(name="dp", size=2), Axis(name="tp", size=8))}
 BUCKETS = {"cause": BucketReduce(bucket=0, parameters=("w",)), "num_ranks": 8, "wire_bytes": GIB}
 SMALL = {"cause": Call(api="torch.distributed.all_reduce"), "input_bytes": 64, "wire_bytes": 64}
 ASKED = Redistribute(before=("P",), after=("R",), asked_by="RowwiseParallel", is_implicit=False)
@@ -352,6 +355,31 @@ CASES = {
         (U, "records", "Records were lost (1 gap)"),
     ),
     "no collectives": (traced(), (U, "nothing", "No collectives were issued")),
+    "an axis along which nothing is sent in a forward pass": (
+        traced({"cause": ASKED, "group": "tp[0-7]"}, run=TWO_AXES, groups=(WITHIN,)),
+        (U, "silent-axis", "Nothing is sent along dp (2 ranks): if this step trains, its replicas"),
+    ),
+    "an axis along which nothing is sent in a step that trains": (
+        traced(
+            {"cause": ASKED, "group": "tp[0-7]", "phase": Phase.BACKWARD},
+            run=TWO_AXES,
+            groups=(WITHIN,),
+        ),
+        (S, "silent-axis", "dp (2 ranks): its replicas do not exchange gradients"),
+    ),
+    "a group that spans both axes": (
+        traced({"cause": GATHER, "group": "tp[0-15]"}, run=TWO_AXES, groups=(SPANNING,)),
+        (OK, "dominating-cause", "FSDP gathers parameters"),
+    ),
+    "a silent axis where records are missing": (
+        traced(
+            {"cause": GATHER, "group": "tp[0-7]"},
+            run=TWO_AXES,
+            groups=(WITHIN,),
+            gaps=(Gap(place="nccl", fact="a call was not observed"),),
+        ),
+        (OK, "dominating-cause", "FSDP gathers parameters"),
+    ),
     "nothing": (make_recording(), (U, "nothing", "No rule applies")),
 }
 

@@ -100,10 +100,16 @@ function SelectionShare() {
   if (!communication?.traffic.count.length) return null;
   const [part, all] = [selectedTraffic.value, totalTraffic.value];
   const { rank, range } = selection.value;
+  if (rank >= 0 && selectedRankSet.value < 0) {
+    return (
+      <p class="selection-share" role="status">
+        <b>Rank {formatNumber(rank)} was not recorded</b>
+      </p>
+    );
+  }
   const whose = rank >= 0 ? `rank ${rank}` : isOfSeveralRanks.value ? "the busiest rank" : "a rank";
   const notes = [
     hasModuleSelection.value && !selectedRoots.value.length && "No module matches.",
-    rank >= 0 && selectedRankSet.value < 0 && "This rank was not recorded.",
     range &&
       !hasAllCalls.value &&
       `The range covers only calls that are listed: ${communication.left_out}`,

@@ -187,7 +187,7 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
         if worst is None and not num_sharded:
             judgement, ops = Judgement.UNKNOWN, list(covered.ops[:1])
             fact = f"No input of {plural(len(covered.ops), 'op')} is sharded ({covered.level})"
-            reason = "so that coverage had nothing to test"
+            reason = "coverage had nothing to test"
         elif worst is None:
             judgement = Judgement.FINE
             fact = f"All {plural(num_sharded, 'op')} with sharded inputs run ({covered.level})"

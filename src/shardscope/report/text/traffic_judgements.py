@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 from shardscope.record import (
     BucketReduce,
@@ -14,6 +15,7 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     FullyShard,
+    Phase,
     Recording,
     Redistribute,
     Source,
@@ -54,6 +56,7 @@ def judge_traffic(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> 
     yield from _judge_small(calls, recording.run.world_size)
     yield from _judge_nodes(calls, recording)
     yield from _judge_gradients(calls, recording)
+    yield from _judge_silent_axes(recording)
     yield _judge_dominating(calls, recording.run.world_size)
 
 
@@ -160,6 +163,39 @@ def _judge_gradients(calls: Sequence[Collective], recording: Recording) -> Itera
             f"{buckets[0].num_ranks:,} ranks, make up",
             reason="parameters and optimizer state are replicated as well; FSDP would shard them",
         )
+
+
+def _judge_silent_axes(recording: Recording) -> Iterator[Concern]:
+    """Mesh axes along which nothing is sent: their ranks are replicas that exchange no gradients.
+
+    Nothing is claimed where collectives may be missing, or if ranks are not those of the mesh.
+    """
+    run, used = recording.run, {call.group for call in recording.collectives}
+    groups = [group for group in recording.groups if group.name in used]
+    is_known = len(groups) == len(used) and not recording.gaps and not recording.stops
+    if not is_known or prod(axis.size for axis in run.axes) != run.world_size:
+        return
+    silent, stride = [], run.world_size
+    for axis in run.axes:
+        stride //= axis.size
+        is_crossed = any(
+            group.axis == axis.name
+            or len({rank // stride % axis.size for rank in expand_ranks(group.ranks)}) > 1
+            for group in groups
+        )
+        if axis.size > 1 and not is_crossed:
+            silent.append(f"{axis.name} ({axis.size:,} ranks)")
+    if not silent:
+        return
+    trains = any(call.phase is Phase.BACKWARD for call in recording.collectives)
+    reason = "its replicas do not exchange gradients, and their parameters drift apart"
+    yield Concern(
+        judgement=Judgement.SUSPECT if trains else Judgement.UNKNOWN,
+        rule="silent-axis",
+        fact=f"Nothing is sent along {' and '.join(silent)}",
+        reason=reason if trains else f"if this step trains, {reason}",
+        view="communication",
+    )
 
 
 def _judge_dominating(calls: Sequence[Collective], world_size: int) -> Concern:

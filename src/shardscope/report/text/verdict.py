@@ -142,7 +142,7 @@ def judge(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> RunVerdi
 
 
 # Where nothing is bad, what costs most is the subject of the verdict.
-_ORDER = ("records", "comparison", "dominating-cause")
+_ORDER = ("records", "comparison", "silent-axis", "dominating-cause")
 
 
 def _sort_concerns(concerns: Sequence[Concern]) -> tuple[Concern, ...]:

@@ -6,8 +6,11 @@ import { FacetLink } from "../../parts/facet_link";
 import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatNumber, pluralize } from "../../parts/units";
-import { selectedRankSet, selection } from "../../store/selection";
+import { selectedFacets, selectedRankSet, selection } from "../../store/selection";
 import { NO_TRAFFIC, sumRows, type TrafficSum } from "../../store/traffic";
+
+/** Follows figures of bytes between ranks, which are not known of a part of the collectives. */
+export const OF_ALL = " Of all collectives, whatever is selected.";
 
 export function Ranks({ communication }: { communication: Communication }) {
   const { ranks } = communication;
@@ -17,7 +20,14 @@ export function Ranks({ communication }: { communication: Communication }) {
   const isShown = useCallback((row: number) => rank < 0 || row === rankSet, [rank, rankSet]);
   if (!ranks.length) return null;
   if (ranks.length === 1) {
-    return <p class="comm-sentence">{communication.matrix_summary || describe(ranks)}</p>;
+    const { matrix_summary } = communication;
+    const scope = matrix_summary && selectedFacets.value.length ? OF_ALL : "";
+    return (
+      <p class="comm-sentence">
+        {matrix_summary || describe(ranks)}
+        {scope}
+      </p>
+    );
   }
   return (
     <Panel title="Identical ranks" note={describe(ranks)}>

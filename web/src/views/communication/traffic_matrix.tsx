@@ -10,6 +10,7 @@ import { useSize } from "../../parts/use_size";
 import { page } from "../../store/page";
 import { selectedFacets } from "../../store/selection";
 import { countInnermostRanks, formatCoordinate, labelStep } from "./mesh";
+import { OF_ALL } from "./ranks";
 
 // In rem
 const LEFT = 3;
@@ -25,7 +26,7 @@ const FAINT = 0.08; // opacity of a cell with few bytes
 export function TrafficMatrix({ communication }: { readonly communication: Communication }) {
   const { matrix, matrix_note: note, matrix_summary: summary } = communication;
   if (summary) return null;
-  const scope = selectedFacets.value.length ? " Of all collectives, whatever is selected." : "";
+  const scope = selectedFacets.value.length ? OF_ALL : "";
   return (
     <Panel title="Traffic between ranks" note={`${note}${scope}`}>
       {matrix ? <Grid matrix={matrix} /> : !note && <p class="comm-quiet">Nothing was sent.</p>}
