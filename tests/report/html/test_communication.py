@@ -29,7 +29,7 @@ from shardscope.record import (
     Source,
 )
 from shardscope.report.html import communication_rows as communication
-from shardscope.report.html import communication_rows as timings
+from shardscope.report.html import timeline_rows
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Communication
 
@@ -199,7 +199,7 @@ def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPat
     assert (first.name, first.slowest, first.num_ranks, first.total_ns) == ("step", 1, 2, 300)
     assert (second.name, second.slowest, second.count, second.max_ns) == ("load", 0, 1, 40)
     assert (communication.ranks, communication.matrix) == ((), None)
-    monkeypatch.setattr(timings, "_MAX_SPANS", 2)
+    monkeypatch.setattr(timeline_rows, "_MAX_SPANS", 2)
     communication = read(recording)
     assert communication.spans.duration_ns == (100, 300)
     assert communication.left_out == "Of 3 timed spans, the 2 longest are drawn."

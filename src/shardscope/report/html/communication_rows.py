@@ -1,4 +1,7 @@
-"""Data of the communication view: traffic, collectives, bytes between ranks and spans."""
+"""Data of the communication view: traffic by all that can be selected, and collectives.
+
+`matrix_rows.py` makes its send matrix, `timeline_rows.py` its spans and marks of steps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from shardscope.record import (
     Phase,
     Recording,
     Redistribute,
-    Span,
     count_ranks,
     describe_cause,
     format_ranks,
@@ -28,12 +30,10 @@ from shardscope.report.html.page import (
     Communication,
     GroupRow,
     RankRow,
-    Spans,
-    Timing,
     Traffic,
 )
 from shardscope.report.html.page_index import NOWHERE, Index, Names
-from shardscope.report.html.timeline_rows import make_step_marks
+from shardscope.report.html.timeline_rows import make_spans, make_step_marks, make_timings
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
@@ -42,50 +42,6 @@ from shardscope.report.model.traffic_totals import (
     count_traffic,
 )
 from shardscope.report.text.heading import describe_scope
-from shardscope.report.text.phase_times import gather_phases
-
-_MAX_SPANS = 20_000
-
-
-def make_spans(recording: Recording) -> tuple[Spans, str]:
-    """Make spans by rank and time, the longest if there are too many, and a note on the rest."""
-    spans, words = list(recording.spans), ""
-    if len(spans) > _MAX_SPANS:
-        words = f"Of {len(spans):,} timed spans, the {_MAX_SPANS:,} longest are drawn."
-        spans = sorted(spans, key=lambda span: -span.duration_ns)[:_MAX_SPANS]
-    spans.sort(key=attrgetter("rank", "start_ns", "depth"))
-    return _make_columns(spans), words
-
-
-def _make_columns(spans: list[Span]) -> Spans:
-    names = Names()
-    return Spans(
-        rank=tuple(span.rank for span in spans),
-        name=tuple(names.at(span.name) for span in spans),
-        start_ns=tuple(span.start_ns for span in spans),
-        duration_ns=tuple(span.duration_ns for span in spans),
-        depth=tuple(span.depth for span in spans),
-        device=tuple(names.at(span.device) for span in spans),
-        names=names.all(),
-    )
-
-
-def make_timings(recording: Recording) -> tuple[Timing, ...]:
-    """Sum spans by name and device, longest first."""
-    return tuple(
-        Timing(
-            name=line.name,
-            device=line.device,
-            slowest=line.slowest.rank,
-            num_ranks=len(line.totals),
-            count=line.slowest.count,
-            total_ns=line.slowest.total_ns,
-            self_ns=line.slowest.self_ns,
-            max_ns=line.over_ranks("max_ns").high,
-        )
-        for line in gather_phases(recording)
-    )
-
 
 MAX_CALLS = 30_000
 _MAX_EXAMPLES = 8  # ranks named in a sentence

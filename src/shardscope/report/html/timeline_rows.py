@@ -1,4 +1,4 @@
-"""Marks of the timeline: where steps, or forward passes, begin."""
+"""Data of the timeline: spans, their sums, and marks where steps or forward passes begin."""
 
 from __future__ import annotations
 
@@ -7,10 +7,54 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from shardscope.record import Collective, Phase, Recording
-from shardscope.report.html.page import StepMark
+from shardscope.record import Collective, Phase, Recording, Span
+from shardscope.report.html.page import Spans, StepMark, Timing
+from shardscope.report.html.page_index import Names
+from shardscope.report.text.phase_times import gather_phases
 
 _STEP = "step"  # name of the spans that `phases` and trainers' callbacks time for each step
+
+_MAX_SPANS = 20_000
+
+
+def make_spans(recording: Recording) -> tuple[Spans, str]:
+    """Make spans by rank and time, the longest if there are too many, and a note on the rest."""
+    spans, words = list(recording.spans), ""
+    if len(spans) > _MAX_SPANS:
+        words = f"Of {len(spans):,} timed spans, the {_MAX_SPANS:,} longest are drawn."
+        spans = sorted(spans, key=lambda span: -span.duration_ns)[:_MAX_SPANS]
+    spans.sort(key=attrgetter("rank", "start_ns", "depth"))
+    return _make_columns(spans), words
+
+
+def _make_columns(spans: list[Span]) -> Spans:
+    names = Names()
+    return Spans(
+        rank=tuple(span.rank for span in spans),
+        name=tuple(names.at(span.name) for span in spans),
+        start_ns=tuple(span.start_ns for span in spans),
+        duration_ns=tuple(span.duration_ns for span in spans),
+        depth=tuple(span.depth for span in spans),
+        device=tuple(names.at(span.device) for span in spans),
+        names=names.all(),
+    )
+
+
+def make_timings(recording: Recording) -> tuple[Timing, ...]:
+    """Sum spans by name and device, longest first."""
+    return tuple(
+        Timing(
+            name=line.name,
+            device=line.device,
+            slowest=line.slowest.rank,
+            num_ranks=len(line.totals),
+            count=line.slowest.count,
+            total_ns=line.slowest.total_ns,
+            self_ns=line.slowest.self_ns,
+            max_ns=line.over_ranks("max_ns").high,
+        )
+        for line in gather_phases(recording)
+    )
 
 
 def make_step_marks(
