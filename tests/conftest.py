@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import older_torch
 import sample_recordings as samples
 from shardscope.record import Recording
-from warm_python import warm_context
+from warm_python import fork_launch_server, warm_context
 
 _entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
 
@@ -123,6 +123,14 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that `parity` starts as processes have torch at once; one test lets it spawn them."""
     processes = "shardscope.parallel.parity.processes.get_context"
     monkeypatch.setattr(processes, lambda method: warm_context())
+
+
+@pytest.fixture(scope="module")
+def forked_launches() -> Iterator[None]:
+    """The server that `run` starts has torch at once; tests of commands start a real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardscope.launch.api._started", fork_launch_server)
+        yield
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from shardscope.parallel import Colwise, Plan
 from shardscope.record import Axis, Module, RankSpan, Record, Recording
 from shardscope.report.compare.changes import Changes
 from shardscope.testing import BreachError
+from source_trees import list_nodes
 
 SOURCE = Path(__file__).parents[1] / "src" / "shardscope"
 # Abstract, or records without behaviour to override, or errors, which are made to be inherited.
@@ -43,7 +44,7 @@ _OPEN = ("CommDebugMode", "SimpleProfiler", "nn.Module")
 
 def open_classes() -> Iterator[str]:
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in list_nodes(path):
             if isinstance(node, ast.ClassDef) and not _is_settled(node):
                 yield f"{path.relative_to(SOURCE)}: {node.name}"
 

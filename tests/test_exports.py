@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import shardscope
+from source_trees import list_nodes, parse
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "shardscope"
 
@@ -32,7 +33,7 @@ FILES = {
 @cache
 def listed_names(path: Path) -> list[str] | None:
     """`__all__` as written, or None."""
-    for node in ast.parse(path.read_text()).body:
+    for node in parse(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = ast.literal_eval(node.value)
             assert isinstance(names, list)
@@ -43,7 +44,7 @@ def listed_names(path: Path) -> list[str] | None:
 def defined_names(path: Path) -> set[str]:
     """Public functions, classes and constants that the module itself defines."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in list_nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -55,7 +56,7 @@ def names_taken_elsewhere() -> dict[str, set[str]]:
     """Names that other files of ours import, by the module they import them from."""
     taken: dict[str, set[str]] = defaultdict(set)
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in list_nodes(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardscope"):
                 taken[node.module or ""] |= {alias.name for alias in node.names}
     return taken
@@ -134,7 +135,7 @@ def test_every_public_name_resolves_to_the_object_of_its_defining_module() -> No
 
 
 def test_type_checkers_see_every_public_name() -> None:
-    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    tree = parse(SOURCE / "__init__.py")
     seen = {
         (alias.name, node.module)
         for block in tree.body
@@ -191,6 +192,6 @@ print("kept")
 
 def test_docstrings_have_no_lone_surrogates_which_python_3_13_does_not_compile() -> None:
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in list_nodes(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 (ast.get_docstring(node, clean=False) or "").encode()

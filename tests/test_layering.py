@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from source_trees import list_nodes
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "shardscope"
 
 EVERYTHING_BELOW_CLI = {
@@ -92,7 +94,7 @@ def package_of(path: Path) -> str:
 
 def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
     """Every module that a file imports, anywhere in it, with the line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in list_nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -105,7 +107,7 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 
 def modules_in_strings(path: Path) -> Iterator[tuple[int, str]]:
     """Modules of ours that a file names in a string, to import them when they are needed."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in list_nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             match = re.fullmatch(r"shardscope\.(\w+)(\.\w*)*", node.value)
             if match is not None and match[1] in ALLOWED:
@@ -146,7 +148,7 @@ def subpackage_imports() -> dict[str, set[str]]:
         importer = path.relative_to(SOURCE).parent
         if importer == Path("."):
             continue  # the public API and its helpers, on top of everything
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in list_nodes(path):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             parts = node.module.split(".")

@@ -25,6 +25,7 @@ from shardscope.record import Module, RankSpan
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.model.select import keep_modules
 from shardscope.shard.coverage.model_run import read_layout
+from source_trees import list_nodes
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "shardscope"
 
@@ -167,7 +168,7 @@ def test_one_file_compares_names_with_patterns() -> None:
     importing = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in list_nodes(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
         and "fnmatch" in {getattr(node, "module", None), *(alias.name for alias in node.names)}
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from source_trees import list_nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "shardscope"
@@ -41,9 +43,9 @@ def split_name(name: str) -> Iterator[str]:
         yield from (word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", part))
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
+def names_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Every name that a module binds, and its attributes where they are set."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -54,8 +56,8 @@ def names_in(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def docstrings_in(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def docstrings_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield ast.get_docstring(node) or ""
 
@@ -74,13 +76,13 @@ def count_words(kind: str) -> Counter[str]:
     avoided = words_to_avoid()[kind]
     counts: Counter[str] = Counter()
     for path in TEST_FILES if kind == "test" else FILES:
-        tree = ast.parse(path.read_text())
+        nodes = list_nodes(path)
         if kind == "name":
-            texts = [" ".join(split_name(name)) for name in (*names_in(tree), path.stem)]
+            texts = [" ".join(split_name(name)) for name in (*names_in(nodes), path.stem)]
         elif kind == "test":
-            texts = [name for name in names_in(tree) if name.startswith("test_")]
+            texts = [name for name in names_in(nodes) if name.startswith("test_")]
         else:
-            texts = [re.sub(r"`[^`]*`", "", text).lower() for text in docstrings_in(tree)]
+            texts = [re.sub(r"`[^`]*`", "", text).lower() for text in docstrings_in(nodes)]
         for text in texts:
             counts.update(word for word in re.findall(r"[a-z]+", text) if word in avoided)
     return counts

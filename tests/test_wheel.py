@@ -20,6 +20,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 from shardscope.version import TESTED_TORCH, __version__
+from source_trees import list_nodes
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardscope"
@@ -139,7 +140,7 @@ def test_every_import_is_of_something_declared() -> None:
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in list_nodes(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }

@@ -14,15 +14,17 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import ModuleType
-from typing import final
+from typing import Any, final
 
-__all__ = ["Program", "run_python", "warm_context"]
+__all__ = ["Program", "fork_launch_server", "run_python", "warm_context"]
 
 TIMEOUT_S = 100
 _PRELOADED = [
@@ -36,6 +38,7 @@ _PRELOADED = [
     "shardscope.world.simulate",
     "shardscope.cli.trace",
     "shardscope.parallel.api",
+    "shardscope.launch.data_rank",  # and with it all that the server of `run` imports
 ]
 _TESTS = Path(__file__).parent
 
@@ -133,17 +136,58 @@ def run_python(
     return Program(*arguments, env=env).wait(timeout_s=timeout_s)
 
 
+@contextmanager
+def fork_launch_server(command: list[str], events: int) -> Iterator[ForkServerProcess]:
+    """Start what `launch.api` starts with this command, as a fork that has torch at once.
+
+    Like the real one it has our standard streams and `events`, which is closed here. Its parent is
+    the fork server, so tests of what happens when the parent is killed start a real one.
+    """
+    _, *arguments, _, _ = command  # without the interpreter, the descriptor and the parent
+    process = warm_context().Process(
+        target=_serve,
+        args=(arguments, dict(os.environ), os.getcwd(), *map(DupFd, (events, 1, 2))),
+    )
+    process.start()
+    os.close(events)
+    try:
+        yield process
+        process.join()
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(
+    arguments: list[str], env: dict[str, str], folder: str, events: Any, out: Any, err: Any
+) -> None:
+    """What the process does: be the server."""
+    os.setsid()
+    for fd, stream in ((1, out), (2, err)):
+        os.dup2(stream.detach(), fd)
+    # The program may choose how it starts processes, and has a resource tracker of its own.
+    multiprocessing.set_start_method(None, force=True)
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    _enter(env, folder)
+    _run(*arguments, str(events.detach()), str(os.getppid()))
+
+
 def _become(arguments: list[str], env: dict[str, str], folder: str, out: str, err: str) -> None:
     """What the process does: be that program."""
     for fd, name in ((1, out), (2, err)):
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, fd)
         os.close(file)
+    _enter(env, folder)
+    _run(*arguments)
+
+
+def _enter(env: dict[str, str], folder: str) -> None:
+    """Have the surroundings that the program is started in."""
     _set_environment(env)
     os.chdir(folder)
     # Tests are found on the path of those who test.
     sys.path[:] = [one for one in sys.path if Path(one) not in (_TESTS, _TESTS.parent)]
-    _run(*arguments)
 
 
 def _run(first: str, *more: str) -> None:

@@ -212,7 +212,7 @@ def test_every_view_shows_differences_and_a_dropped_file_is_compared(open_page, 
     expect(page.get_by_role("region", name="Communication: compared")).to_be_visible()
     expect(page.get_by_text("earlier.json.gz has no figures of this view.").first).to_be_visible()
     _drop(page, tmp_path / "notes.txt")
-    expect(page.get_by_role("alert")).to_have_text(
+    expect(page.locator(".drop-error span")).to_have_text(
         re.compile("'notes.txt' is neither a report nor a recording of shardscope. Drop a report")
     )
 

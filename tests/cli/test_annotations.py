@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sample_recordings as samples
-from shardscope.cli.annotations import annotate_violations
+from shardscope.cli.ci_formats import annotate_violations
 from shardscope.contract import check
 from shardscope.contract.toml_reader import parse_contract
 from shardscope.contract.violation_text import render_violations

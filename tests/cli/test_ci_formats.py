@@ -17,6 +17,7 @@ from sarif_schema import CODE_QUALITY, SARIF
 from shardscope.cli import main
 from shardscope.record import Finding, Recording, Severity, Source, save
 from shardscope.report.export.annotations import describe_rule
+from source_trees import list_nodes, parse
 
 SOURCES = Path(__file__).parents[2] / "src" / "shardscope"
 
@@ -156,16 +157,14 @@ def list_rules() -> set[str]:
     """The rules that our code gives to findings, as far as they are literals."""
     rules = set()
     for path in SOURCES.rglob("*.py"):
-        text = path.read_text()
-        if "Finding(" not in text:
+        if "Finding(" not in path.read_text():
             continue
-        tree = ast.parse(text)
         constants = {
             ast.unparse(node.targets[0]): node.value.value
-            for node in tree.body
+            for node in parse(path).body
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         }
-        for call in ast.walk(tree):
+        for call in list_nodes(path):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding":
                 value = next(word.value for word in call.keywords if word.arg == "rule")
                 rules |= {

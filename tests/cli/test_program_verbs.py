@@ -47,6 +47,7 @@ for _ in range(10):
     print("loss", loss.item())
 """
 WORDS = ["--", "program.py", "--width", "64"]
+pytestmark = pytest.mark.usefixtures("forked_launches")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
 
 

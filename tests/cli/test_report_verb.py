@@ -24,7 +24,7 @@ def test_the_page_is_written_next_to_the_recording(here: Path) -> None:
     result = run("run.json.gz")
     assert (result.exit_code, result.output) == (0, "saved run.html\n")
     html = (here / "run.html").read_text(encoding="utf-8")
-    assert html == render_html(load(here / "run.json.gz"))
+    assert html == render_html(load(here / "run.json.gz"), files=["run.json.gz"])
 
 
 def test_several_files_are_merged_and_the_ranks_compared(here: Path) -> None:
@@ -73,7 +73,7 @@ def test_standard_output_gets_the_document(here: Path) -> None:
     save(make_llama(num_layers=1), here / "run.json")
     result = run("run.json", "-o", "-")
     assert result.exit_code == 0
-    assert result.stdout_bytes == render_html(load(here / "run.json")).encode()
+    assert result.stdout_bytes == render_html(load(here / "run.json"), files=["run.json"]).encode()
 
 
 @pytest.mark.parametrize("against", [False, True], ids=["the recording", "the other"])

@@ -14,7 +14,7 @@ import page_runs
 from page_blocks import PAGES, ROOT, Block, read_blocks, read_comments
 
 TIMEOUT_S = 240
-MAX_NOT_RUN = 10
+MAX_NOT_RUN = 11
 
 # What forks of one process find imported, so that a page costs no seconds of importing.
 _PRELOADED = ["torch", "torch._dynamo", "torch.distributed.tensor", "shardscope.compat", "pytest"]

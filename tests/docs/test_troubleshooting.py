@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from page_blocks import ROOT
+from source_trees import list_nodes
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
@@ -26,7 +27,7 @@ def all_strings() -> str:
     return "\n".join(
         " ".join(_constants(node))
         for path in sorted((ROOT / "src").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in list_nodes(path)
         if isinstance(node, ast.JoinedStr | ast.Constant)
     )
 

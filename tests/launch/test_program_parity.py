@@ -15,7 +15,10 @@ from shardscope.launch.program import Program
 from shardscope.record import TOLERABLE, Recording, TensorKind, load
 
 PROGRAMS = Path(__file__).parent / "programs"
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own"),
+    pytest.mark.usefixtures("forked_launches"),
+]
 
 
 def compare(ways: str, *single_args: str) -> Recording:

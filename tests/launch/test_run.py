@@ -19,7 +19,10 @@ from shardscope.record.ranks import expand_ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 # The programs would find the GPU of this machine; real ranks would share it.
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own"),
+    pytest.mark.usefixtures("forked_launches"),
+]
 
 
 def run_program(name: str, *args: str, **options: object) -> RunResult:

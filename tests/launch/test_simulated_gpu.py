@@ -289,6 +289,7 @@ class TestRemedies:
 
 
 @no_gpu
+@pytest.mark.usefixtures("forked_launches")
 def test_a_program_is_answered_what_the_memory_profile_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

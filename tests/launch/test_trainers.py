@@ -14,7 +14,10 @@ from shardscope.record import CollectiveKind, FullyShard, Phase, Recording
 from shardscope.record.ranks import expand_ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own"),
+    pytest.mark.usefixtures("forked_launches"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,10 @@ from shardscope import run
 from shardscope.record import describe_cause
 
 # The program would find the GPU of this machine.
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own"),
+    pytest.mark.usefixtures("forked_launches"),
+]
 
 
 def test_types_annotations_and_symmetric_memory_of_a_launched_program(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
+from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import sample_recordings as samples
@@ -38,7 +42,7 @@ answer = 41
 
 
 @pytest.fixture(scope="module")
-def ipython(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ipython(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if find_spec("IPython") is None:
         pytest.skip("IPython is not installed")
     with pytest.MonkeyPatch.context() as patch:
@@ -48,14 +52,23 @@ def ipython(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         config = Config()
         config.HistoryManager.enabled = False
+        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # restores it afterwards
         shell = InteractiveShell(config=config)
-    shell.run_cell("%load_ext shardscope")
-    return shell
+        shell.run_cell("%load_ext shardscope")
+        yield shell
+        _forget_compiled_cells()
+
+
+def _forget_compiled_cells() -> None:
+    """Let dynamo remove what it has put into the cells' namespace, before that is cleared."""
+    torch._dynamo.reset()
+    gc.collect()
 
 
 @pytest.fixture
 def shell(ipython: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
+    _forget_compiled_cells()
     ipython.reset(new_session=False)
     for line in ("import torch", "from torch import nn", FSDP):
         ipython.run_cell(line)

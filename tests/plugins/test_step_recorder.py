@@ -11,7 +11,7 @@ import torch
 from shardscope import load, simulate, trace
 from shardscope.comm.trace import Trace
 from shardscope.errors import OutputError
-from shardscope.plugins.callback_base import StepRecorder
+from shardscope.plugins.step_recorder import StepRecorder
 from small_models import Net
 from trained_models import said
 

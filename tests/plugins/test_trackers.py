@@ -20,8 +20,8 @@ from shardscope.errors import PluginError
 from shardscope.plugins import mlflow as our_mlflow
 from shardscope.plugins import tensorboard as our_tensorboard
 from shardscope.plugins import wandb as our_wandb
-from shardscope.plugins.callback_base import StepRecorder
 from shardscope.plugins.lightning import ShardscopeCallback as LightningCallback
+from shardscope.plugins.step_recorder import StepRecorder
 from shardscope.plugins.trackers import find_trackers, log_everywhere
 from shardscope.plugins.transformers import ShardscopeCallback as TransformersCallback
 from shardscope.report.export.metrics import list_scalars, list_tables
@@ -37,10 +37,13 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    streams = (sys.stdout, sys.stderr)
     import wandb
 
     yield wandb
     wandb.teardown()
+    for stream in streams:  # whose `write` the package replaces when it is imported
+        vars(stream).pop("write", None)
 
 
 @pytest.fixture

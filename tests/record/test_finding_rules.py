@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardscope.record import FINE, Agreement, Condition, Suspect
 from shardscope.record.finding_rules import FINDING_RULES, documentation_page
+from source_trees import list_nodes
 
 _ROOT = Path(__file__).parents[2]
 _SOURCE = _ROOT / "src" / "shardscope"
@@ -20,16 +21,15 @@ _FAMILIES = {
 
 def _read_rules(path: Path) -> set[str]:
     """The rules of findings that a module makes, as far as its code names them."""
-    tree = ast.parse(path.read_text())
     constants = {
         target.id: node.value.value
-        for node in ast.walk(tree)
+        for node in list_nodes(path)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
         if isinstance(target, ast.Name) and isinstance(node.value.value, str)
     }
     rules: set[str] = set()
-    for call in ast.walk(tree):
+    for call in list_nodes(path):
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") in _MAKERS:
             for keyword in call.keywords:
                 if keyword.arg == "rule":

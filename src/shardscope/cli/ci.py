@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from shardscope.cli.annotations import annotate_violations, render_annotations
 from shardscope.cli.ci_comment import (
     CIResult,
     find_pull_request,
     render_comment,
     summarize_result,
 )
+from shardscope.cli.ci_formats import annotate_violations, render_annotations
 from shardscope.cli.ci_runs import BaseCheckout, RecordRun, checked_out, record
 from shardscope.cli.ci_settings import CISettings, is_affected, read_settings
 from shardscope.cli.console import print_line, print_out, show_progress, write_out

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardscope.cli.annotations import CI_FORMATS, annotate_violations, render_annotations
+from shardscope.cli.ci_formats import CI_FORMATS, annotate_violations, render_annotations
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import parse_share

@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from shardscope.cli.annotations import CI_FORMATS, render_annotations
+from shardscope.cli.ci_formats import CI_FORMATS, render_annotations
 from shardscope.cli.console import print_note, print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
 from shardscope.cli.json_result import check_stdout_is_free, current_json

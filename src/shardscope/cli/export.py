@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import click
 
-from shardscope.cli.annotations import render_annotations
+from shardscope.cli.ci_formats import render_annotations
 from shardscope.cli.console import print_note, show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
 from shardscope.cli.json_result import add_recording, check_stdout_is_free, current_json

@@ -182,4 +182,6 @@ COMMON = (
         option="timeout",
     ),
 )
-"""What every tool takes, and the server reads."""
+"""What every tool takes. The server reads these; they are not options of a command, and their
+`option` says only that they are not positional.
+"""

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardscope.errors import PluginError
-from shardscope.plugins.callback_base import RecorderOptions
+from shardscope.plugins.step_recorder import RecorderOptions
 from shardscope.plugins.training_loop import LoopObserver
 from shardscope.plugins.training_loop import observe as observe_loop
 

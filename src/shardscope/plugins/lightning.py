@@ -9,7 +9,7 @@ import weakref
 from functools import partial
 from typing import Any, Self, Unpack, final
 
-from shardscope.plugins.callback_base import (
+from shardscope.plugins.step_recorder import (
     RecorderOptions,
     StepRecorder,
     close_quietly,

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardscope.errors import PluginError
-from shardscope.plugins.trackers import import_package
 from shardscope.record import Recording, count_ranks, save
+from shardscope.record.arrow import import_package
 from shardscope.report.export.csv import disarm, write_rows
 from shardscope.report.export.metrics import list_scalars, list_tables
 from shardscope.report.html.html import render_html
@@ -49,7 +49,7 @@ def log(
         >>> from shardscope.plugins import mlflow as shardscope_mlflow
         >>> shardscope_mlflow.log(load("step.json.gz"), step=10)
     """
-    mlflow = import_package("mlflow", asked_by="shardscope.plugins.mlflow.log()")
+    mlflow = import_package("mlflow", "shardscope.plugins.mlflow.log()", package="mlflow-skinny")
     if run_id is None:
         active = mlflow.active_run()
         if active is None:

@@ -15,11 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardscope.errors import PluginError
-from shardscope.plugins.callback_base import RecorderOptions
-from shardscope.plugins.trackers import import_package
+from shardscope.plugins.step_recorder import RecorderOptions
 from shardscope.plugins.training_loop import LoopObserver
 from shardscope.plugins.training_loop import observe as observe_loop
 from shardscope.record import Recording
+from shardscope.record.arrow import import_package
 from shardscope.record.merge import merge_files
 
 __all__ = ["collect", "observe"]
@@ -73,7 +73,7 @@ def observe(
 
 def _find_storage() -> Any:
     """The storage of the run, or None in Ray's local mode, which has none."""
-    train = import_package("ray.train", asked_by="shardscope.plugins.ray.observe()")
+    train = import_package("ray.train", "shardscope.plugins.ray.observe()", package="ray")
     try:
         return train.get_context().get_storage()
     except NotImplementedError:
@@ -105,7 +105,7 @@ def collect(result: Any) -> Recording:
         >>> recording = shardscope.plugins.ray.collect(trainer.fit())
         >>> show(recording)
     """
-    fs = import_package("pyarrow.fs", asked_by="shardscope.plugins.ray.collect()")
+    fs = import_package("pyarrow.fs", "shardscope.plugins.ray.collect()")
     source = f"{str(result.path).rstrip('/')}/{_FOLDER}"
     filesystem = result.filesystem
     selector = fs.FileSelector(source, allow_not_found=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast, final
 
 from shardscope.errors import PluginError
-from shardscope.plugins.callback_base import (
+from shardscope.plugins.step_recorder import (
     RecorderOptions,
     StepRecorder,
     close_quietly,

@@ -1,6 +1,6 @@
 """Logs a recording to the experiment tracker that a training run uses; never raises into the run.
 
-`wandb.py`, `mlflow.py` and `tensorboard.py` log to one package each; `find_active` and
+`wandb.py`, `mlflow.py` and `tensorboard.py` log to one package each; `find_active_trackers` and
 `find_trackers` find the runs that are active in the process, and those of a trainer.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from shardscope.errors import PluginError
 from shardscope.record import Recording, sanitize_text
 
 
@@ -21,20 +20,6 @@ class Tracker(NamedTuple):
 
     package: str
     log: Callable[[Recording, int], None]
-
-
-_EXTRAS = {"mlflow": "mlflow-skinny"}
-
-
-def import_package(name: str, *, asked_by: str) -> Any:
-    """Import an optional package, or raise a sentence that says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise PluginError(
-            f"{asked_by} needs the package {name}, which is not installed here. "
-            f"Install it: pip install {_EXTRAS.get(name, name)}"
-        ) from error
 
 
 def warn(sentence: str) -> None:
@@ -51,29 +36,29 @@ def log_everywhere(loggers: Iterable[Any], recording: Recording, step: int) -> N
     try:
         trackers = find_trackers(loggers)
     except Exception as error:  # noqa: BLE001 - a tracker must not end the training
-        _warn_of(error, step)
+        _warn_not_logged(error, step)
         return
     for tracker in trackers:
         try:
             tracker.log(recording, step)
         except Exception as error:  # noqa: BLE001 - and the others still log
-            _warn_of(error, step)
+            _warn_not_logged(error, step)
 
 
-def _warn_of(error: Exception, step: int) -> None:
+def _warn_not_logged(error: Exception, step: int) -> None:
     reason = str(error) or type(error).__name__
     warn(f"step {step} is not in the experiment tracker; training continues: {reason}")
 
 
-def find_active() -> Iterator[Tracker]:
+def find_active_trackers() -> Iterator[Tracker]:
     """The trackers whose run is active in this process: `wandb.run` and `mlflow.active_run()`."""
     wandb = sys.modules.get("wandb")
     if getattr(wandb, "run", None) is not None:
-        yield log_to_wandb(wandb.run)  # type: ignore[union-attr]
+        yield make_wandb_tracker(wandb.run)  # type: ignore[union-attr]
     mlflow = sys.modules.get("mlflow")
     active = None if mlflow is None else mlflow.active_run()
     if active is not None:
-        yield log_to_mlflow(active.info.run_id)
+        yield make_mlflow_tracker(active.info.run_id)
 
 
 def find_trackers(loggers: Iterable[Any]) -> list[Tracker]:
@@ -83,7 +68,7 @@ def find_trackers(loggers: Iterable[Any]) -> list[Tracker]:
         loggers: Lightning's loggers, callbacks of Hugging Face's trainer that log, or Accelerate's
             trackers.
     """
-    trackers = list(find_active())
+    trackers = list(find_active_trackers())
     active = {tracker.package for tracker in trackers}
     for logger in loggers:
         tracker = _find_tracker(logger)
@@ -96,23 +81,23 @@ def _find_tracker(logger: Any) -> Tracker | None:
     """The tracker of a logger, by the name of its class; None for loggers of other kinds."""
     match type(logger).__name__:
         case "WandbLogger":
-            return log_to_wandb(logger.experiment)
+            return make_wandb_tracker(logger.experiment)
         case "MLFlowLogger":
-            return log_to_mlflow(logger.run_id, client=logger.experiment)
+            return make_mlflow_tracker(logger.run_id, client=logger.experiment)
         case "TensorBoardLogger" if hasattr(logger, "writer"):  # torchtitan's
-            return log_to_tensorboard(logger.writer)
+            return make_tensorboard_tracker(logger.writer)
         case "TensorBoardLogger":
-            return log_to_tensorboard(logger.experiment)
+            return make_tensorboard_tracker(logger.experiment)
         case "TensorBoardCallback" if logger.tb_writer is not None:
-            return log_to_tensorboard(logger.tb_writer)
+            return make_tensorboard_tracker(logger.tb_writer)
         case "TensorBoardTracker":
-            return log_to_tensorboard(logger.tracker)
+            return make_tensorboard_tracker(logger.tracker)
         case "WandBTracker":
-            return log_to_wandb(logger.tracker)
+            return make_wandb_tracker(logger.tracker)
     return None
 
 
-def log_to_wandb(run: Any) -> Tracker:
+def make_wandb_tracker(run: Any) -> Tracker:
     """A tracker that logs to a W&B run."""
 
     def log(recording: Recording, step: int) -> None:
@@ -121,7 +106,7 @@ def log_to_wandb(run: Any) -> Tracker:
     return Tracker("wandb", log)
 
 
-def log_to_mlflow(run_id: str, *, client: Any = None) -> Tracker:
+def make_mlflow_tracker(run_id: str, *, client: Any = None) -> Tracker:
     """A tracker that logs to an MLflow run."""
 
     def log(recording: Recording, step: int) -> None:
@@ -131,7 +116,7 @@ def log_to_mlflow(run_id: str, *, client: Any = None) -> Tracker:
     return Tracker("mlflow", log)
 
 
-def log_to_tensorboard(writer: Any) -> Tracker:
+def make_tensorboard_tracker(writer: Any) -> Tracker:
     """A tracker that logs with a `SummaryWriter`."""
 
     def log(recording: Recording, step: int) -> None:

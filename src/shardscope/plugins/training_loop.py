@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope.errors import PluginError
-from shardscope.plugins.callback_base import (
+from shardscope.plugins.step_recorder import (
     RecorderOptions,
     StepRecorder,
     close_quietly,

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, update_wrapper
 from typing import Any, Self, Unpack, final
 
-from shardscope.plugins.callback_base import (
+from shardscope.plugins.step_recorder import (
     RecorderOptions,
     StepRecorder,
     close_quietly,

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardscope.errors import PluginError
-from shardscope.plugins.trackers import import_package
 from shardscope.record import Recording, save
+from shardscope.record.arrow import import_package
 from shardscope.report.export.metrics import list_scalars, list_tables
 from shardscope.report.html.html import render_html
 
@@ -37,7 +37,7 @@ def log(
         >>> from shardscope.plugins import wandb as shardscope_wandb
         >>> shardscope_wandb.log(load("step.json.gz"), run=run, step=10)
     """
-    wandb = import_package("wandb", asked_by="shardscope.plugins.wandb.log()")
+    wandb = import_package("wandb", "shardscope.plugins.wandb.log()", package="wandb")
     run = wandb.run if run is None else run
     if run is None:
         raise PluginError(

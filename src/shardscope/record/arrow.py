@@ -14,7 +14,10 @@ from shardscope.record.text import replace_surrogates
 
 
 def import_package(name: str, purpose: str, *, package: str = "'shardscope[data]'") -> Any:
-    """Import an optional package, or raise PluginError with the command that installs it."""
+    """Import an optional package, or raise PluginError with the command that installs it.
+
+    `purpose` is what needs it, the subject of the sentence; `package` is what pip installs.
+    """
     try:
         return import_module(name)
     except ImportError as error:

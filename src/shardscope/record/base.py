@@ -88,6 +88,11 @@ class Source(Record, frozen=True, kw_only=True, gc=False):
     text: str = ""
 
 
+def name_line(source: Source | None) -> str:
+    """`train.py:12`; empty if the line is not known."""
+    return "" if source is None else f"{source.file}:{source.line}"
+
+
 class CollectiveKind(StrEnum):
     """What a collective does, whatever torch calls the op that did it."""
 

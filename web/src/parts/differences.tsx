@@ -59,7 +59,7 @@ function DifferencePanel({ view, title, before }: Props) {
             <Choices
               label="which figures"
               choices={[
-                { id: "changed", title: "Changed" },
+                { id: "changed", title: "Differing" },
                 { id: "all", title: "All" },
               ]}
               value={isAll ? "all" : "changed"}
@@ -98,19 +98,11 @@ function formatChange({ before, after, unit }: Difference): string {
 function makeColumns(rows: readonly Difference[]): Column[] {
   const at = (row: number): Difference => rows[row]!;
   return [
-    {
-      id: "group",
-      title: "Figure",
-      width: 7,
-      grow: 2,
-      isText: true,
-      value: (row) => at(row).group,
-    },
-    { id: "label", title: "Of", width: 7, grow: 2, isText: true, value: (row) => at(row).label },
+    { id: "label", title: "Of", width: 9.5, grow: 3, isText: true, value: (row) => at(row).label },
     {
       id: "change",
-      title: "Change",
-      width: 6.5,
+      title: "Difference",
+      width: 7,
       align: "end",
       value: (row) => (at(row).after ?? 0) - (at(row).before ?? 0),
       cell: (row) => formatChange(at(row)),
@@ -122,6 +114,14 @@ function makeColumns(rows: readonly Difference[]): Column[] {
       align: "end",
       value: (row) => changeShare(at(row)),
       cell: (row) => formatChangeShare(at(row)),
+    },
+    {
+      id: "group",
+      title: "Figure",
+      width: 9,
+      grow: 2,
+      isText: true,
+      value: (row) => at(row).group,
     },
     {
       id: "before",

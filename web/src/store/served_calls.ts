@@ -119,11 +119,15 @@ export class ServedRows {
     return this.columns.rank[row] !== undefined;
   }
 
-  /** Asks for rows that are in sight; those that were asked for before and are not, are skipped. */
+  /** Asks for rows that are in sight, then for the next ones; what is out of sight is skipped. */
   show(first: number, end: number): void {
     const windows: number[] = [];
     for (let at = Math.floor(first / WINDOW_ROWS); at * WINDOW_ROWS < end; at++) windows.push(at);
-    this.wanted = windows;
+    const isNew = windows.length > 0 && windows[0] !== this.wanted[0];
+    const isUp = isNew && windows[0]! < this.wanted[0]!;
+    const next = isUp ? windows[0]! - 1 : (windows.at(-1) ?? 0) + 1;
+    const hasNext = next >= 0 && next * WINDOW_ROWS < this.numRows.value;
+    this.wanted = hasNext ? [...windows, next] : windows;
     void this.work();
   }
 

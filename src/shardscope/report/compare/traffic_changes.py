@@ -18,6 +18,7 @@ from shardscope.record import (
     describe_cause,
     expand_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes
 from shardscope.report.compare.changes import INPUT, NO_MODULE, WIRE, Area, AreaTotal, Change, Unit
@@ -188,7 +189,7 @@ def _cause_fact(key: _Key, totals: _CallTotals) -> Fact:
         value=_describe_causes(totals),
         unit=Unit.WORDS,
         badness=num_unasked,
-        because=_locate(totals.source),
+        because=name_line(totals.source),
         source=totals.source,
     )
 
@@ -216,8 +217,4 @@ def _format_cause(cause: Cause | None) -> str:
 def _explain(totals: _CallTotals) -> str:
     """Name the most frequent causes, and a source line."""
     words = "; ".join(words for words, _ in _rank_causes(totals)[:_MAX_CAUSES])
-    return f"{words} ({_locate(totals.source)})" if totals.source else words
-
-
-def _locate(source: Source | None) -> str:
-    return "" if source is None else f"{source.file}:{source.line}"
+    return f"{words} ({name_line(totals.source)})" if totals.source else words

@@ -1,7 +1,7 @@
 """Annotations: what CI shows at a line of the program, from findings and from changes.
 
 `sarif.py` and `gitlab.py` write them as files, and `render_github` as the workflow commands that
-GitHub shows in a pull request. Violations of contracts become annotations in `cli/annotations.py`.
+GitHub shows in a pull request. Violations of contracts become annotations in `cli/ci_formats.py`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shardscope.record import Recording, Severity, Source, escape_controls, sanitize_text
+from shardscope.record.finding_rules import FINDING_RULES
 from shardscope.record.layer_names import fold_layers
 from shardscope.report.compare.changes import Change, Changes, hide_input_rows
 
 _MAX_TEXT = 2000  # characters of a message
 _LINE = re.compile(r":\d+")  # a number that shifts when code above is edited
 _UNPLACED = "No source line was recorded for this."
-_RULES = {
-    "compiled-collective-order": "Compiled ranks issue collectives in different orders.",
-    "compiled-graphs-differ": "Ranks compile different graphs.",
-    "deadlock": "Ranks wait for each other.",
-    "graph-break": "A line breaks the graph that torch.compile captures.",
-    "implicit-all-to-all": "DTensor inserted an all-to-all that the program does not ask for.",
-    "implicit-gather": "DTensor inserted an all-gather that the program does not ask for.",
-    "memory-advice": "A change of the program would save memory.",
-    "mixed-meshes": "Parameters that an optimizer updates together are on different meshes.",
-    "mixed-tensors": "An op gets plain tensors and DTensors.",
-    "not-counted": "Memory that the estimate does not include.",
-    "out-of-memory": "A step needs more memory than the GPU has.",
-    "outside-groups": "A parameter is in no FSDP group.",
-    "parallel-differs": "A partitioned program computes something else than its original.",
-    "plan-not-applied": "A rule of the plan had no effect.",
-    "plan-unused": "A rule of the plan matches no module.",
-    "raised": "The function raised an error while it was compiled.",
-    "rank-behind": "Other ranks wait for a rank that is behind.",
-    "rank-mismatch": "Ranks of a group issue different collectives.",
-    "recompile-limit": "A function is not compiled any more, after too many recompilations.",
-    "recompiles": "A function is compiled again because a guard failed.",
-    "replicated": "A large parameter is replicated.",
-    "root-not-sharded": "The root module is not an FSDP group.",
-    "skipped-frame": "A function falls back to eager.",
-    "tied-weights": "A weight tie is broken, or crosses FSDP groups.",
-    "uneven-shards": "Ranks hold shards of different sizes.",
-    "wrong-order": "Wrappers were applied in the wrong order.",
-}
-"""What a rule of a finding detects, in a sentence."""
 _FAMILIES = {
-    "parity-": "The parallel model computes something else than the single device: {}.",
-    "compiled-": "Compiled code does not do what eager code does: {}.",
     "contract-": "A limit of the contract is exceeded: {}.",
     "diff-": "It got worse since the base: {}.",
 }
@@ -77,8 +48,8 @@ class Annotation(Struct, frozen=True, kw_only=True):
 
 def describe_rule(rule: str) -> str:
     """What a rule detects, as a sentence."""
-    if rule in _RULES:
-        return _RULES[rule]
+    if rule in FINDING_RULES:
+        return FINDING_RULES[rule].explanation
     for prefix, sentence in _FAMILIES.items():
         if rule.startswith(prefix):
             return sentence.format(rule.removeprefix(prefix).replace("-", " "))
@@ -93,30 +64,30 @@ def annotate_findings(recording: Recording, *, fallback: str) -> Iterator[Annota
     program = find_program(recording) or fallback
     for finding in recording.findings:
         text = f"{finding.subject}: {finding.fact}. {finding.remedy}"
-        yield _place(
-            finding.source,
-            program,
+        annotation = Annotation(
             rule=finding.rule,
             severity=finding.severity,
             title=f"{finding.rule.replace('-', ' ')}: {finding.subject}",
             text=text,
+            file=program,
             identity=(finding.rule, fold_layers(finding.subject)),
         )
+        yield _place(annotation, finding.source)
 
 
 def annotate_changes(changes: Changes, *, fallback: str) -> Iterator[Annotation]:
     """An annotation for each change for the worse, at its line or at line 1 of `fallback`."""
     for change in hide_input_rows(changes.rows):
         if change.is_worse is True:
-            yield _place(
-                change.source,
-                fallback,
+            annotation = Annotation(
                 rule=f"diff-{change.area}",
                 severity=Severity.WARNING,
                 title=f"{change.area.replace('-', ' ')} got worse: {change.what}",
                 text=_describe_change(change, changes),
+                file=fallback,
                 identity=(change.area, fold_layers(change.path or ""), _LINE.sub("", change.what)),
             )
+            yield _place(annotation, change.source)
 
 
 def find_program(recording: Recording) -> str:
@@ -128,17 +99,12 @@ def find_program(recording: Recording) -> str:
     return next((word for word in words if word.endswith(".py")), "")
 
 
-def _place(source: Source | None, fallback: str, *, text: str, **values: object) -> Annotation:
-    identity = values.pop("identity")
-    assert isinstance(identity, tuple)
+def _place(annotation: Annotation, source: Source | None) -> Annotation:
+    """The annotation at a source line, or, if that is not known, at line 1 of its file."""
     if source is None:
-        values.update(file=fallback, text=f"{text} {_UNPLACED}", identity=identity)
-    else:
-        code = (source.function, source.text.strip())
-        values.update(
-            file=source.file, line=max(source.line, 1), text=text, identity=(*identity, *code)
-        )
-    return Annotation(**values)  # type: ignore[arg-type]
+        return replace(annotation, text=f"{annotation.text} {_UNPLACED}")
+    identity = (*annotation.identity, source.function, source.text.strip())
+    return replace(annotation, file=source.file, line=max(source.line, 1), identity=identity)
 
 
 def _describe_change(change: Change, changes: Changes) -> str:

@@ -17,10 +17,12 @@ from shardscope.record import (
     count_ranks,
     describe_cause,
 )
+from shardscope.record.base import name_line
 from shardscope.record.recording import name_axis
 from shardscope.record.text import sanitize_text
 from shardscope.report.model.traffic_totals import TrafficTotals, count_traffic
 from shardscope.report.text.memory_profile import find_worst
+from shardscope.report.text.problems import sort_findings
 
 _MAX_ROWS = 50
 
@@ -176,9 +178,14 @@ def _list_causes(recording: Recording) -> MetricTable:
     num_ranks = _count_recorded(recording)
     sums: dict[tuple[str, ...], TrafficTotals] = defaultdict(TrafficTotals)
     for call in recording.collectives:
-        line = "" if call.source is None else f"{call.source.file}:{call.source.line}"
         axis = name_axis(call, recording.run.world_size)
-        key = (describe_cause(call.cause), str(call.kind), axis, str(call.phase), line)
+        key = (
+            describe_cause(call.cause),
+            str(call.kind),
+            axis,
+            str(call.phase),
+            name_line(call.source),
+        )
         sums[key] += count_traffic(call)
     ranked = sorted(sums.items(), key=lambda item: (-item[1].wire_bytes, item[0]))
     columns = ("cause", "kind", "axis", "phase", "line", "count", "input_bytes", "wire_bytes")
@@ -207,10 +214,8 @@ def _list_memory_at_peak(recording: Recording) -> MetricTable:
 
 
 def _list_problems(recording: Recording) -> MetricTable:
-    order = list(Severity)
-    findings = sorted(recording.findings, key=lambda finding: order.index(finding.severity))
     rows = dict.fromkeys(
         (str(finding.severity), finding.rule, finding.subject, finding.fact, finding.remedy)
-        for finding in findings
+        for finding in sort_findings(recording)
     )
     return MetricTable(("severity", "rule", "subject", "fact", "remedy"), list(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -23,11 +22,11 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.recording import name_axis
+from shardscope.report.html.matrix_rows import make_matrix, summarize_matrix
 from shardscope.report.html.page import (
     Calls,
     Communication,
     GroupRow,
-    Matrix,
     RankRow,
     Spans,
     Timing,
@@ -35,56 +34,15 @@ from shardscope.report.html.page import (
 )
 from shardscope.report.html.page_index import NOWHERE, Index, Names
 from shardscope.report.html.timeline_rows import make_step_marks
-from shardscope.report.html.traffic_summary import summarize_matrix
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficSummary,
     TrafficTotals,
     count_traffic,
-    describe_unknown,
-    sum_sent_bytes,
 )
 from shardscope.report.text.heading import describe_scope
 from shardscope.report.text.phase_times import gather_phases
-
-_MAX_SENDERS = 64
-_MAX_RANKS = 256  # including receivers, which may have no records
-
-
-def make_matrix(recording: Recording, summary: TrafficSummary) -> tuple[Matrix | None, str]:
-    """Make the matrix of bytes between ranks, or None if there are too many, and a note on it."""
-    if not recording.collectives:
-        return None, ""
-    if summary.num_senders > _MAX_SENDERS:
-        return None, f"Not drawn: {summary.num_senders:,} ranks are too many to tell apart."
-    traffic = sum_sent_bytes(recording, summary)
-    if traffic is None:
-        return None, "Not drawn: too many receiving ranks."
-    ranks = sorted({rank for pair in traffic.sent for rank in pair})
-    if len(ranks) > _MAX_RANKS:
-        return None, f"Not drawn: what was sent went to {len(ranks):,} ranks."
-    pairs = sorted(traffic.sent)
-    matrix = Matrix(
-        ranks=tuple(ranks),
-        sender=tuple(bisect_left(ranks, sender) for sender, _ in pairs),
-        receiver=tuple(bisect_left(ranks, receiver) for _, receiver in pairs),
-        num_bytes=tuple(traffic.sent[pair] for pair in pairs),
-    )
-    return matrix, _describe(recording, traffic.num_unknown)
-
-
-def _describe(recording: Recording, num_unknown: int) -> str:
-    words = "Ring estimate: each rank sends to the next in its group."
-    num_known, world_size = count_ranks(recording.run.ranks), recording.run.world_size
-    if num_known < world_size:
-        verb = "was" if num_known == 1 else "were"
-        words += f" Only {num_known:,} of {world_size:,} ranks {verb} recorded: "
-        words += "other rows are empty."
-    if num_unknown:
-        words += f" {describe_unknown(num_unknown)}."
-    return words
-
 
 _MAX_SPANS = 20_000
 

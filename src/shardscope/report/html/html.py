@@ -20,7 +20,7 @@ from shardscope.report.html.communication_rows import ServedCalls, make_communic
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
 from shardscope.report.html.earlier_modules import make_earlier
-from shardscope.report.html.figures import list_figures
+from shardscope.report.html.figure_rows import list_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import (

@@ -19,7 +19,7 @@ from shardscope.report.html.page_overview import (
     Term,
     VerdictItem,
 )
-from shardscope.report.model.finding_groups import group_findings
+from shardscope.report.model.finding_groups import SEVERITIES, group_findings
 from shardscope.report.model.terms import TERMS
 from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.heading import describe_reality, describe_scope, name_mesh, name_ranks
@@ -32,7 +32,6 @@ from shardscope.report.text.next_commands import (
     suggest_commands,
 )
 from shardscope.report.text.problems import (
-    SEVERITIES,
     describe_checks,
     describe_no_gaps,
     fold_problem_ranks,

@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 from shardscope.record import Finding, Severity
 from shardscope.record.layer_names import fold_layers_in_text
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+"""The gravest first."""
 
 
 def group_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -15,7 +16,7 @@ def group_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
     groups: dict[Hashable, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(_group_key(finding), []).append(finding)
-    return sorted(groups.values(), key=lambda group: _ORDER.index(group[0].severity))
+    return sorted(groups.values(), key=lambda group: SEVERITIES.index(group[0].severity))
 
 
 def _group_key(finding: Finding) -> Hashable:

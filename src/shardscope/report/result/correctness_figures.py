@@ -22,6 +22,7 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.layer_names import fold_indices
 from shardscope.record.parallel_records import FINE, TOLERABLE, Suspect
 from shardscope.report.result.figures import (
@@ -38,7 +39,6 @@ from shardscope.report.result.figures import (
     SkipFigures,
     SuspectFigures,
     TensorFigures,
-    name_line,
     read_code,
 )
 from shardscope.report.text.compiler import fold_explanations

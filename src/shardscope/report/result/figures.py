@@ -425,11 +425,6 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment: EnvironmentFigures | None = None
 
 
-def name_line(source: Source | None) -> str:
-    """`train.py:12`; empty if the line is not known."""
-    return "" if source is None else f"{source.file}:{source.line}"
-
-
 def read_code(source: Source | None) -> str:
     """The text of a source line; empty if it is not known."""
     return "" if source is None else source.text.strip()

@@ -16,6 +16,7 @@ from shardscope.record import (
     TensorLayout,
     format_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.layer_names import fold_layers, join_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import plural
@@ -52,7 +53,6 @@ from shardscope.report.result.figures import (
     SliceFigures,
     StopFigures,
     TrafficFigures,
-    name_line,
     read_code,
 )
 from shardscope.report.text.communication import Reason, gather_reasons, list_costs
@@ -97,7 +97,7 @@ def _read_communication(
         input_bytes=total.input_bytes,
         wire_bytes=total.wire_bytes,
         num_rank_sets=len(rank_sets),
-        totals=_sum_traffic(busiest, recording.run.world_size),
+        totals=_sum_by_phase(busiest, recording.run.world_size),
         causes=tuple(map(_read_cause, gather_reasons(recording, rank_sets))),
         modules=tuple(
             ModuleTraffic(
@@ -111,7 +111,7 @@ def _read_communication(
     )
 
 
-def _sum_traffic(rank_set: IdenticalRanks, world_size: int) -> tuple[TrafficFigures, ...]:
+def _sum_by_phase(rank_set: IdenticalRanks, world_size: int) -> tuple[TrafficFigures, ...]:
     """Sum the collectives of a rank by phase, mesh axis and kind, most bytes first."""
     totals: dict[tuple[str, str, str], TrafficTotals] = defaultdict(TrafficTotals)
     for call in rank_set.calls:

@@ -25,12 +25,13 @@ from shardscope.record import (
     escape_controls,
     format_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.encoding import encode_json
 from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.record.units import plural
 from shardscope.report.model.finding_groups import group_findings
 from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
-from shardscope.report.result.figures import Figures, name_line, read_code
+from shardscope.report.result.figures import Figures, read_code
 from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.heading import list_run_facts, name_mesh
 from shardscope.report.text.key_metrics import list_key_metrics

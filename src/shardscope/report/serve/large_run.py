@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -48,30 +48,30 @@ def summarize_file(
     connection = connect()
     connection.register("calls", table)
     ranks = expand_ranks(rest.run.ranks)
-    classes = _find_classes(connection, fields, ranks)
-    num_sets, note = len(classes), ""
-    if _count_calls(classes) > MAX_RECORDS:
+    rank_sets = _find_rank_sets(connection, fields, ranks)
+    num_sets, note = len(rank_sets), ""
+    if _count_calls(rank_sets) > MAX_RECORDS:
         coarse = [name for name in fields if name not in _SIZES]
-        classes = _find_classes(connection, coarse, ranks)
+        rank_sets = _find_rank_sets(connection, coarse, ranks)
         note = (
             f"The recorded ranks are {plural(num_sets, 'set')} of identical ranks. Here, ranks "
             "whose collectives differ only in size are one set, with the figures of the rank that "
             "sends most."
         )
-    classes, num_missing = _limit_calls(classes)
+    rank_sets, num_missing = _limit_calls(rank_sets)
     if num_missing:
         note += f" {plural(num_missing, 'rank')} that send least are left out."
     calls = defaultdict(list)
-    for call in file.list_calls(table, {example for _, example, _ in classes}):
+    for call in file.list_calls(table, {rank_set.example for rank_set in rank_sets}):
         calls[call.rank].append(call)
-    rank_sets = tuple(
-        IdenticalRanks(compress_ranks(members), tuple(calls[example]))
-        for members, example, _ in classes
+    identical = tuple(
+        IdenticalRanks(compress_ranks(rank_set.ranks), tuple(calls[rank_set.example]))
+        for rank_set in rank_sets
     )
     num_bytes, num_calls = _sum_routes(connection)
     shown = tuple(call for rank in sorted(calls) for call in calls[rank])
     return replace(rest, collectives=shown), TrafficSummary(
-        rank_sets=rank_sets,
+        rank_sets=identical,
         num_calls=file.num_calls,
         num_senders=connection.execute("SELECT count(DISTINCT rank) FROM calls").fetchone()[0],
         route_bytes=num_bytes,
@@ -80,10 +80,15 @@ def summarize_file(
     )
 
 
-_Class = tuple[list[int], int, int]  # ranks, the one whose collectives are shown, how many it has
+class _RankSet(NamedTuple):
+    """Ranks with equal collectives, of which those of `example` are shown."""
+
+    ranks: list[int]
+    example: int
+    num_calls: int  # of each rank
 
 
-def _find_classes(connection: Any, columns: list[str], ranks: tuple[int, ...]) -> list[_Class]:
+def _find_rank_sets(connection: Any, columns: list[str], ranks: tuple[int, ...]) -> list[_RankSet]:
     """Ranks with equal collectives, as far as these columns tell, by their first rank."""
     sql = _PROFILES.format(columns=", ".join(f'"{name}"' for name in columns))
     rows = {rank: row for rank, *row in connection.execute(sql).fetchall()}
@@ -91,28 +96,28 @@ def _find_classes(connection: Any, columns: list[str], ranks: tuple[int, ...]) -
     for rank in sorted({*ranks, *rows}):
         num_calls, profile, _ = rows.get(rank, (0, 0, 0))
         members[num_calls, profile].append(rank)
-    classes = []
-    for (num_calls, _), class_ranks in members.items():
-        sent = {rank: rows[rank][2] if rank in rows else 0 for rank in class_ranks}
-        example = max(class_ranks, key=lambda rank: (sent[rank], -rank))
-        classes.append((class_ranks, example, num_calls))
-    return classes
+    rank_sets = []
+    for (num_calls, _), equal_ranks in members.items():
+        sent = {rank: rows[rank][2] if rank in rows else 0 for rank in equal_ranks}
+        example = max(equal_ranks, key=lambda rank: (sent[rank], -rank))
+        rank_sets.append(_RankSet(equal_ranks, example, num_calls))
+    return rank_sets
 
 
-def _count_calls(classes: list[_Class]) -> int:
-    return sum(num_calls for _, _, num_calls in classes)
+def _count_calls(rank_sets: list[_RankSet]) -> int:
+    return sum(rank_set.num_calls for rank_set in rank_sets)
 
 
-def _limit_calls(classes: list[_Class]) -> tuple[list[_Class], int]:
-    """As many classes as may become records, and the number of ranks of the others."""
+def _limit_calls(rank_sets: list[_RankSet]) -> tuple[list[_RankSet], int]:
+    """As many sets as may become records, and the number of ranks of those left out."""
     included, num_missing, num_calls = [], 0, 0
-    for rank_class in sorted(classes, key=lambda rank_class: -len(rank_class[0])):
-        if num_calls and num_calls + rank_class[2] > MAX_RECORDS:
-            num_missing += len(rank_class[0])
+    for rank_set in sorted(rank_sets, key=lambda rank_set: -len(rank_set.ranks)):
+        if num_calls and num_calls + rank_set.num_calls > MAX_RECORDS:
+            num_missing += len(rank_set.ranks)
         else:
-            num_calls += rank_class[2]
-            included.append(rank_class)
-    return sorted(included, key=lambda rank_class: rank_class[0][0]), num_missing
+            num_calls += rank_set.num_calls
+            included.append(rank_set)
+    return sorted(included, key=lambda rank_set: rank_set.ranks[0]), num_missing
 
 
 def _sum_routes(connection: Any) -> tuple[Counter[Route], Counter[Route]]:

@@ -22,11 +22,11 @@ from shardscope.record import (
     Recompile,
     Recording,
     SkippedFrame,
-    Source,
     SuspectOp,
     compress_ranks,
     format_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_duration, plural
 from shardscope.report.text.style import format_source, make_text, make_title, shorten
@@ -138,10 +138,6 @@ def _render_first_rows(
         yield Text(more, "dim")
 
 
-def _format_location(source: Source | None) -> str:
-    return "" if source is None else f"{source.file}:{source.line}"
-
-
 def _break_row(site: BreakSite) -> Row:
     label = make_text(site.reason, width=200)
     if site.source.text:
@@ -150,7 +146,7 @@ def _break_row(site: BreakSite) -> Row:
     if fix:
         label.append("\n").append_text(make_text(f"→ {fix}", "green", width=300))
     row: dict[str, Cell] = {
-        "line": make_text(f"{_format_location(site.source)} {site.source.function}"),
+        "line": make_text(f"{name_line(site.source)} {site.source.function}"),
         "count": f"{site.num_events:,}",
         "id": site.break_id,
         "what": label,
@@ -171,7 +167,7 @@ def _graph_row(graph: CompiledGraph, explanation: Explanation) -> Row:
     row: dict[str, Cell] = {
         "graph": f"{graph.index}",
         "function": make_text(f"{graph.function}{again}"),
-        "line": make_text(_format_location(graph.source)),
+        "line": make_text(name_line(graph.source)),
         "ops": f"{graph.num_ops:,}",
         "inputs": f"{graph.num_inputs:,}",
         "outputs": f"{graph.num_outputs:,}",
@@ -185,7 +181,7 @@ def describe_end(graph: CompiledGraph, explanation: Explanation) -> str:
     if graph.end is not GraphEnd.BREAK:
         return str(graph.end)
     site = _find_site(graph.break_site, explanation)
-    return "a break" if site is None else f"the break at {_format_location(site.source)}"
+    return "a break" if site is None else f"the break at {name_line(site.source)}"
 
 
 def _find_site(index: int | None, explanation: Explanation) -> BreakSite | None:
@@ -196,7 +192,7 @@ def _find_site(index: int | None, explanation: Explanation) -> BreakSite | None:
 def _recompile_row(recompile: Recompile) -> Row:
     row: dict[str, Cell] = {
         "function": make_text(recompile.function),
-        "line": make_text(_format_location(recompile.source)),
+        "line": make_text(name_line(recompile.source)),
         "number": f"{recompile.number:,}",
         "why": make_text(recompile.description, width=200),
     }
@@ -205,10 +201,10 @@ def _recompile_row(recompile: Recompile) -> Row:
 
 def _skip_row(frame: SkippedFrame, explanation: Explanation) -> Row:
     site = _find_site(frame.break_site, explanation)
-    at = "" if site is None else f", at {_format_location(site.source)}"
+    at = "" if site is None else f", at {name_line(site.source)}"
     row: dict[str, Cell] = {
         "function": make_text(f"the rest of {frame.function}" if frame.is_rest else frame.function),
-        "line": make_text(_format_location(frame.source)),
+        "line": make_text(name_line(frame.source)),
         "why": make_text(f"{frame.reason}{at}", width=200),
     }
     return row

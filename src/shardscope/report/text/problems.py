@@ -21,8 +21,10 @@ from shardscope.record import (
     count_ranks,
     list_ranks,
 )
+from shardscope.record.base import name_line
 from shardscope.record.recording import list_calls_by_group
 from shardscope.record.units import format_bytes
+from shardscope.report.model.finding_groups import SEVERITIES
 from shardscope.report.text.style import SourceLine, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -97,8 +99,7 @@ def _describe_last(calls: list[Collective]) -> tuple[int, str, str]:
     words = [str(last.kind), format_bytes(max(last.input_bytes, last.output_bytes))]
     if last.peer is not None:
         words.append(f"peer {last.peer}")
-    line = "" if last.source is None else f"{last.source.file}:{last.source.line}"
-    return len(calls), " ".join(words), line
+    return len(calls), " ".join(words), name_line(last.source)
 
 
 def _describe_stop(stop: Stop | None) -> str:
@@ -118,8 +119,6 @@ SEVERITY_STYLES = {
     Severity.WARNING: "bold yellow",
     Severity.INFO: "bold blue",
 }
-SEVERITIES = tuple(SEVERITY_STYLES)
-"""The gravest first."""
 
 # Instruments that check a program for problems.
 _CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnose")

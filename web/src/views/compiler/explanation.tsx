@@ -37,11 +37,10 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.guards.length > 0 ? (
         <Guards frames={item.guards} />
       ) : (
-        <Panel title="Guards">
-          <Empty command="shardscope explain TARGET --guards -o recording.json">
-            Guards were not recorded.
-          </Empty>
-        </Panel>
+        <p class="dim">
+          Guards were not recorded:{" "}
+          <code>shardscope explain TARGET --guards -o recording.json</code>
+        </p>
       )}
       {item.skipped_frames.length > 0 && <Skipped rows={item.skipped_frames} />}
       {item.stages.length > 0 && <Stages rows={item.stages} />}

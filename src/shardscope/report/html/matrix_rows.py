@@ -1,16 +1,58 @@
-"""Traffic between ranks in a sentence, where a matrix of it would show nothing more."""
+"""The send matrix: bytes from rank to rank, or a sentence where a matrix would show no more."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 
 from shardscope.record import CollectiveKind, Recording, count_ranks
 from shardscope.record.units import format_bytes
 from shardscope.report.html.page import Matrix
-from shardscope.report.model.traffic_totals import IdenticalRanks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    TrafficSummary,
+    describe_unknown,
+    sum_sent_bytes,
+)
 
+_MAX_SENDERS = 64
+_MAX_RANKS = 256  # including receivers, which may have no records
 _MAX_RECEIVERS = 4  # that are named
 _TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
+
+
+def make_matrix(recording: Recording, summary: TrafficSummary) -> tuple[Matrix | None, str]:
+    """Make the matrix of bytes between ranks, or None if there are too many, and a note on it."""
+    if not recording.collectives:
+        return None, ""
+    if summary.num_senders > _MAX_SENDERS:
+        return None, f"Not drawn: {summary.num_senders:,} ranks are too many to tell apart."
+    traffic = sum_sent_bytes(recording, summary)
+    if traffic is None:
+        return None, "Not drawn: too many receiving ranks."
+    ranks = sorted({rank for pair in traffic.sent for rank in pair})
+    if len(ranks) > _MAX_RANKS:
+        return None, f"Not drawn: what was sent went to {len(ranks):,} ranks."
+    pairs = sorted(traffic.sent)
+    matrix = Matrix(
+        ranks=tuple(ranks),
+        sender=tuple(bisect_left(ranks, sender) for sender, _ in pairs),
+        receiver=tuple(bisect_left(ranks, receiver) for _, receiver in pairs),
+        num_bytes=tuple(traffic.sent[pair] for pair in pairs),
+    )
+    return matrix, _describe_matrix(recording, traffic.num_unknown)
+
+
+def _describe_matrix(recording: Recording, num_unknown: int) -> str:
+    words = "Ring estimate: each rank sends to the next in its group."
+    num_known, world_size = count_ranks(recording.run.ranks), recording.run.world_size
+    if num_known < world_size:
+        verb = "was" if num_known == 1 else "were"
+        words += f" Only {num_known:,} of {world_size:,} ranks {verb} recorded: "
+        words += "other rows are empty."
+    if num_unknown:
+        words += f" {describe_unknown(num_unknown)}."
+    return words
 
 
 def summarize_matrix(

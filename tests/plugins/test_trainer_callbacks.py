@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import shardscope.plugins.callback_base as guest
+import shardscope.plugins.step_recorder as step_recorder
 from shardscope.errors import PluginError
 
 _PROGRAM = """
@@ -28,7 +28,7 @@ def test_importing_the_plugins_imports_no_trainer() -> None:
 
 def test_the_error_for_a_missing_trainer_says_what_to_install() -> None:
     with pytest.raises(PluginError, match=r"needs Some Trainer, .* pip install nobody_has_this$"):
-        guest.find_bases(("nobody_has_this.core",), "Callback", package="Some Trainer")
+        step_recorder.find_bases(("nobody_has_this.core",), "Callback", package="Some Trainer")
 
 
 def test_a_trainer_that_cannot_be_imported_says_why(
@@ -38,4 +38,4 @@ def test_a_trainer_that_cannot_be_imported_says_why(
     with open(f"{tmp_path}/torn_trainer.py", "w") as file:
         file.write("import nobody_has_this_either")
     with pytest.raises(ModuleNotFoundError, match="nobody_has_this_either"):
-        guest.find_bases(("torn_trainer",), "Callback", package="Torn Trainer")
+        step_recorder.find_bases(("torn_trainer",), "Callback", package="Torn Trainer")
