@@ -190,6 +190,7 @@ def test_every_view_shows_differences_and_a_dropped_file_is_compared(open_page, 
     expect(row.first).to_contain_text("+128 MiB")
     page.get_by_role("tab", name="Overview").click()
     findings = page.get_by_role("region", name="Overview: compared with before.json")
+    expect(findings).to_contain_text(re.compile(r"In other views, \d+ differ: see Compare"))
     expect(findings.get_by_role("row").nth(1)).to_contain_text("warning")
     assert build_page(before).figures == record.earlier_figures
 

@@ -137,7 +137,7 @@ def test_a_closed_pipe_is_not_an_error(tmp_path, verb):
 
 def test_a_pipe_that_is_never_read_is_not_an_error(tmp_path):
     save(make_llama(num_layers=1), tmp_path / "run.json")
-    for verb in ("show run.json", "export run.json --to csv -o -"):
+    for verb in ("show run.json", "export run.json --to csv -o -", "completion bash"):
         done = _shell(f'"$PYTHON" -m shardscope {verb} | true', tmp_path)
         assert done.stderr == b""
         assert done.returncode == 0

@@ -66,6 +66,13 @@ def test_every_format_has_the_same_rows(query: Callable[..., Result]) -> None:
     assert "already exists" in query(SUMS, "llama.parquet", "-o", "sums.csv").stderr
 
 
+def test_columns_of_the_same_name_are_numbered(query: Callable[..., Result]) -> None:
+    sql = "SELECT 1 AS a, 2 AS a, 3 AS a_1"
+    rows = json.loads(query(sql, "llama.parquet", "--format", "json").stdout)
+    assert rows == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+    assert query(sql, "llama.parquet", "--format", "csv").stdout.splitlines()[0] == "a,a_1,a_1_1"
+
+
 def test_a_column_names_the_recording_if_there_are_several(query: Callable[..., Result]) -> None:
     sql = "SELECT recording, count(*) AS n FROM collectives GROUP BY 1 ORDER BY 1"
     rows = json.loads(query(sql, "llama.parquet", "moe.json.gz", "--format", "json").stdout)

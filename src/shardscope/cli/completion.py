@@ -18,6 +18,7 @@ import msgspec
 from click.shell_completion import CompletionItem, get_completion_class
 from msgspec import Struct
 
+from shardscope.cli.console import writing_out
 from shardscope.cli.verb import Verb
 from shardscope.errors import TargetError
 
@@ -84,8 +85,9 @@ def command(shell: str | None) -> None:
     assert completion is not None
     script = completion(click.Group("shardscope"), {}, "shardscope", VARIABLE)
     # Not `source()`, which for bash first starts bash to ask for its version.
-    click.echo(script.source_template % script.source_vars())
-    click.echo(f"# To install it:\n#   {_SHELLS[name]}\n# Then start a new shell.")
+    with writing_out():
+        click.echo(script.source_template % script.source_vars())
+        click.echo(f"# To install it:\n#   {_SHELLS[name]}\n# Then start a new shell.")
 
 
 def load_command(name: str) -> click.Command | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 from collections import Counter
 from pathlib import Path
 
@@ -55,7 +56,10 @@ def test_torch_reads_a_snapshot_with_the_peak_and_the_reserved_bytes(
     save(recording, "run.json.gz")
     result = CliRunner().invoke(main, ["export", "run.json.gz", "--to", "memory-snapshot"])
     assert result.exit_code == 0, result.output
-    snapshot = pickle.loads(Path("run.0.snapshot.pickle").read_bytes())
+    data = Path("run.0.snapshot.pickle").read_bytes()
+    opcodes = {opcode.name for opcode, _, _ in pickletools.genops(data)}
+    assert not opcodes & {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "NEWOBJ"}  # only plain data
+    snapshot = pickle.loads(data)
     profile = recording.memory[0]
 
     flames = _memory_viz.memory(snapshot, format_flamegraph=lambda text: text).splitlines()

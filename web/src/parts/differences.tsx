@@ -39,13 +39,14 @@ function DifferencePanel({ view, title, before }: Props) {
   const columns = useMemo(() => makeColumns(shown), [rows, isAll]);
   const { name, note } = earlier.value!;
   const hasBefore = rows.some((row) => row.before !== null);
+  const elsewhere = view === "overview" ? countOfOtherViews(view, before, figures) : 0;
   if (!rows.length) return null;
   return (
     <Panel
       title={`${title}: compared with ${name}`}
       note={
         hasBefore
-          ? `${changed.length ? formatNumber(changed.length) : "None"} of ${pluralize(rows.length, "figure")} differ. ${note}`
+          ? `${changed.length ? formatNumber(changed.length) : "None"} of ${pluralize(rows.length, "figure")} differ. ${elsewhere ? `In other views, ${formatNumber(elsewhere)} differ: see Compare. ` : ""}${note}`
           : note
       }
       controls={
@@ -81,6 +82,18 @@ function DifferencePanel({ view, title, before }: Props) {
       )}
     </Panel>
   );
+}
+
+/** Differing figures of all other views: on the overview, "none differ" must not hide them. */
+function countOfOtherViews(
+  view: string,
+  before: readonly Figure[],
+  after: readonly Figure[],
+): number {
+  const others = new Set([...before, ...after].map((figure) => figure.view));
+  others.delete(view);
+  const rows = [...others].flatMap((name) => listDifferences(name, before, after));
+  return rows.filter((row) => row.before !== row.after).length;
 }
 
 function format(value: number | null, unit: string): string {

@@ -45,6 +45,7 @@ test("figures of a recording are those that Python computes for its page", () =>
 });
 
 test.each([
+  ["run.parquet", "PAR1\u0000", "is in Parquet, which this page cannot read. Write a page of both"],
   ["notes.txt", "hello", "is neither a report nor a recording of shardscope"],
   ["data.json", '{"format": "x"}', "is no recording of shardscope"],
   ["run.jsonl", '{"format":"shardscope.stream","schema":2}\n{}\n', "is a stream. Join its ranks"],

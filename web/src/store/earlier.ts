@@ -112,6 +112,12 @@ function parseRecording(name: string, text: string): RecordedRun {
   } catch {
     // Explained below.
   }
+  if (text.startsWith("PAR1")) {
+    throw new Error(
+      `'${name}' is in Parquet, which this page cannot read. Write a page of both recordings ` +
+        "with `shardscope report AFTER --against BEFORE`, or drop a report (.html).",
+    );
+  }
   throw new Error(
     `'${name}' is neither a report nor a recording of shardscope. ` +
       "Drop a report (.html) or a recording (.json, .json.gz).",

@@ -28,6 +28,13 @@ test("words occur in any order and case", () => {
   expect(find("WO layers.3", "layers.3.attn.wo", "layers.3.attn.wq")).toEqual(["layers.3.attn.wo"]);
 });
 
+test("an anchor of an expression is of a name or of the whole row", () => {
+  const rows = ["layers.0.attn.wq Linear", "layers.0.attn.wq.lora Linear", "wk, all_gather"];
+  expect(find("/attn.*w[qk]$/", ...rows)).toEqual([rows[0]]);
+  expect(find("/^(wk|linear)$/", ...rows)).toEqual(rows);
+  expect(find("/attn.* linear$/", ...rows)).toEqual(rows.slice(0, 2));
+});
+
 test("a module pattern matches names and what is inside them", () => {
   const names = ["layers.3.attn", "layers.3.attn.wq all_gather", "layers.attn", "all_gather[tp]"];
   expect(find("layers.*.attn", ...names)).toEqual(names.slice(0, 2));

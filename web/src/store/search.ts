@@ -63,7 +63,9 @@ const matchers = new Map<string, Matcher>();
 function makeMatcher(word: string): Matcher {
   if (isExpression(word)) {
     const expression = makeExpression(word);
-    return (text) => expression.test(text);
+    const hasAnchor = /[$^]/.test(word); // of a name or the whole row: `/w[qk]$/` finds modules
+    return (text) =>
+      expression.test(text) || (hasAnchor && listNames(text).some((name) => expression.test(name)));
   }
   const lower = word.toLowerCase();
   const contains: Matcher = (text) => text.toLowerCase().includes(lower);

@@ -81,7 +81,8 @@ def _join_parts(table: AllocationTable) -> Iterator[_Allocation]:
         )
 
 
-_KINDS, _PHASES = list(MemoryKind), list(Phase)
+# Plain texts: the viewer in the browser cannot read pickled classes.
+_KINDS, _PHASES = [kind.value for kind in MemoryKind], [phase.value for phase in Phase]
 _MAX_MODULES = 3
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from typing import Any, final
 
 from shardscope.errors import QueryError
@@ -77,11 +78,11 @@ class Database:
         self._connection = connect()
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[str], list[Any]]:
-        """The names of a query's columns, and its rows."""
+        """The names of a query's columns, all different (`rank`, `rank_1`), and its rows."""
         with self._explaining(sql):
             self._prepare(sql)
             cursor = self._connection.execute(sql, list(parameters))
-            return [column[0] for column in cursor.description], cursor.fetchall()
+            return _number_repeated(column[0] for column in cursor.description), cursor.fetchall()
 
     def run_to_arrow(self, sql: str) -> Any:
         """A query's result as a `pyarrow.Table`."""
@@ -127,6 +128,15 @@ class Database:
             yield
         except self._duckdb.Error as error:
             raise QueryError(_explain(error, sql)) from error
+
+
+def _number_repeated(names: Iterable[str]) -> list[str]:
+    """Number repeated names, as of a join: in an object of JSON, one would replace the other."""
+    numbered: dict[str, None] = {}
+    for name in names:
+        candidates = chain([name], (f"{name}_{number}" for number in count(1)))
+        numbered[next(name for name in candidates if name not in numbered)] = None
+    return list(numbered)
 
 
 def _explain(error: Exception, sql: str) -> str:
