@@ -86,7 +86,7 @@ def _sum_up(
 def _list_memory(recording: Recording) -> Scalars:
     if not recording.memory:
         return
-    most = max(recording.memory, key=lambda profile: profile.peak_bytes)
+    most = find_worst(recording.memory)
     for name in ("peak_bytes", "first_peak_bytes", "reserved_bytes", "needed_bytes"):
         value = getattr(most, name)
         if value is not None:

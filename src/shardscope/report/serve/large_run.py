@@ -60,7 +60,7 @@ def summarize_file(
         )
     rank_sets, num_missing = _limit_calls(rank_sets)
     if num_missing:
-        note += f" {plural(num_missing, 'rank')} that send least are left out."
+        note += f" {plural(num_missing, 'rank')} whose collectives few others share are left out."
     calls = defaultdict(list)
     for call in file.list_calls(table, {rank_set.example for rank_set in rank_sets}):
         calls[call.rank].append(call)
