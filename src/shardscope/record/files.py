@@ -19,12 +19,15 @@ from shardscope.errors import OutputError, RecordingError
 
 MAX_BYTES = 2 * 1024**3  # of a recording after decompression
 # The limit for unpacked gzip data: a fixed size plus a multiple of its own size. Recordings shrink
-# to a fortieth; a hostile file, to a thousandth.
-_FREE_BYTES = 4 * 1024**2
+# to a fortieth, very repetitive ones to a two-hundredth; a hostile file, to a thousandth.
+_FREE_BYTES = 16 * 1024**2
 _MAX_RATIO = 150
 _CHUNK_BYTES = 1024**2
 _MAX_TEXT_BYTES = 16 * 1024**2  # of a contract or a plan
 _MAX_WAIT_MS = 5_000  # for data in a pipe
+_TOO_LARGE = (
+    "the most a recording may have. Check that it is a recording; if it is, record fewer steps."
+)
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -83,10 +86,16 @@ def _is_gzip(data: bytes) -> bool:
 
 def decompress(data: bytes, *, name: str, max_bytes: int, start: bytes) -> bytes:
     """Unpack gzip data up to a limit; raises RecordingError if it is damaged or unpacks to more."""
-    max_bytes = min(max_bytes, _FREE_BYTES + _MAX_RATIO * len(data))
+    limit = min(max_bytes, _FREE_BYTES + _MAX_RATIO * len(data))
+    reason = _TOO_LARGE
+    if limit < max_bytes:
+        reason = (
+            f"which is over {_MAX_RATIO} times its compressed size. Check that it is a recording; "
+            "if it is, decompress it with gunzip, and name that file."
+        )
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            return _read_capped(file, name=name, max_bytes=max_bytes, starts=(start,))
+            return _read_capped(file, name=name, max_bytes=limit, starts=(start,), reason=reason)
     except EOFError as error:
         raise RecordingError(
             f"'{name}' is truncated: its gzip data stops after {len(data)} bytes without an end. "
@@ -100,17 +109,19 @@ def decompress(data: bytes, *, name: str, max_bytes: int, start: bytes) -> bytes
 
 
 def _read_capped(
-    file: IO[bytes] | gzip.GzipFile, *, name: str, max_bytes: int, starts: tuple[bytes, ...]
+    file: IO[bytes] | gzip.GzipFile,
+    *,
+    name: str,
+    max_bytes: int,
+    starts: tuple[bytes, ...],
+    reason: str = _TOO_LARGE,
 ) -> bytes:
     # In chunks: a few kilobytes of gzip can hold terabytes, and a device never ends.
     data = io.BytesIO()  # hands its bytes over without a copy
     has_begun = False
     while chunk := file.read(_CHUNK_BYTES):
         if data.tell() + len(chunk) > max_bytes:
-            raise RecordingError(
-                f"'{name}' holds more than {max_bytes} bytes, the most a recording may have. "
-                f"Check that it is a recording; if it is, record fewer steps."
-            )
+            raise RecordingError(f"'{name}' holds more than {max_bytes} bytes, {reason}")
         data.write(chunk)
         text = b"" if has_begun else chunk.lstrip()
         if text and not text.startswith(starts):
