@@ -77,6 +77,8 @@ def test_the_overview_says_what_dominates_what_was_not_checked_and_what_is_next(
         "shardscope diff 'runs/a b.json.gz' AFTER.json.gz",
     ]
     expect(following.get_by_role("button", name="copy shardscope parity train.py")).to_be_visible()
+    picture = page.get_by_role("region", name="Where it goes")
+    expect(picture.get_by_role("tree", name="modules by bytes sent")).to_be_visible()
     causes = page.get_by_role("region", name="What sends most")
     expect(causes).to_contain_text("FSDP unshard")
     cells = page.get_by_role("region", name="Bytes by axis and phase")

@@ -5,6 +5,8 @@ import { CommandWords } from "../parts/command";
 import { Panel } from "../parts/panel";
 import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
+import { listMeasures } from "./modules/measures";
+import { ModulePicture } from "./modules/module_picture";
 import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
 import { MatchingModules } from "./overview/matching_modules";
@@ -15,11 +17,14 @@ import { Verdict } from "./overview/verdict";
 import type { View } from "./view";
 
 function Overview() {
-  const { facts, gaps } = page.value;
+  const { facts, gaps, modules } = page.value;
   return (
     <>
       <Verdict />
       {facts.length > 0 && <Facts facts={facts} />}
+      {modules.path.length > 1 && listMeasures(page.value).length > 0 && (
+        <ModulePicture maxDepth={5} />
+      )}
       <div class="overview">
         <div class="overview-main">
           <MatchingModules />
