@@ -37,12 +37,13 @@ SCRIPT = _load_script()
 def comparable(recording: Recording) -> Any:
     """All of a recording that does not depend on when and where it was made.
 
-    Tensors that die together are released in an order that differs from run to run, so allocations
-    are compared without it.
+    Tensors that die together are released in an order that depends on what the process did before,
+    so allocations are compared without it, and samples of the memory by their number.
     """
     values = SCRIPT.change(msgspec.to_builtins(recording), _INCIDENTAL.__contains__, "")
     for profile, record in zip(values["memory"], recording.memory, strict=True):
         del profile["allocations"]
+        profile["samples"] = len(record.samples)
         profile["allocated"] = sorted(
             (use.num_bytes, use.kind, use.phase, use.module or "", str(use.source))
             for use in (record.allocations.list_allocations() if record.allocations else ())
