@@ -276,3 +276,9 @@ def test_state_of_a_module_imported_by_the_call_is_listed_as_not_compared() -> N
         "imports_late imports small_models while it runs; changes in what it imports there are "
         "not seen."
     )
+
+
+def test_what_lightning_adds_to_compiled_modules_is_no_state_of_the_program() -> None:
+    module = nn.Linear(2, 2)
+    module._compile_kwargs = {"backend": "eager"}  # as torch.compile does once it is imported
+    assert not [name for name, _ in walk_call(module, (), {}) if "_compile_kwargs" in name]

@@ -36,6 +36,8 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 GENERATORS = (random.Random, torch.Generator)
 _NOT_THE_USERS = {"torch", "functorch", "numpy", "triton", "shardscope", *sys.stdlib_module_names}
 _PRIVATE = ("_dynamo", "_torchdynamo", "_is_torch_compile", "__")
+# Set by torch.compile once Lightning has been imported, which replaces it.
+_COMPILERS_OWN = frozenset({"_compile_kwargs"})
 _TORCHS_OWN = {name for name in dir(nn.Module()) if name.startswith("_")}
 
 
@@ -153,7 +155,7 @@ def _format_key(index: int, key: Any) -> str:
 def _list_module(module: nn.Module) -> Iterator[Named]:
     yield from ((f".{name}", part) for name, part in own_parts(module))
     for name, value in _list_attributes(module):
-        if name.removeprefix(".") not in _TORCHS_OWN:
+        if name.removeprefix(".") not in _TORCHS_OWN | _COMPILERS_OWN:
             yield name, value
 
 
