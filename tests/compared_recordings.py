@@ -23,6 +23,7 @@ from shardscope.record import (
     MemoryUse,
     Module,
     OpCoverage,
+    OpVerdict,
     Parallelization,
     Parameter,
     Phase,
@@ -33,7 +34,6 @@ from shardscope.record import (
     Redistribute,
     Severity,
     Source,
-    Verdict,
 )
 from shardscope.record import Fallback as FallbackRecord
 from shardscope.report.compare.changes import Area, Changes
@@ -156,7 +156,7 @@ def make_explanation(*sites: tuple[int, str, int], num_graphs: int = 1, **change
     return Explanation(**(facts | changes))
 
 
-def make_coverage(verdicts: dict[str, Verdict], level: Level = Level.EXPORTED) -> Coverage:
+def make_coverage(verdicts: dict[str, OpVerdict], level: Level = Level.EXPORTED) -> Coverage:
     """What became of each op."""
     ops = tuple(
         OpCoverage(op=op, schema="", verdict=verdict, modules=("layers.0.up", "layers.1.up"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import tomllib
@@ -50,6 +51,9 @@ def _register_entry_points() -> None:
 
 
 _register_entry_points()
+
+# A shell ignores interrupts for what it runs in the background, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Until all tests are collected, whatever is made stays: torch, test modules, the tests themselves.
 gc.disable()

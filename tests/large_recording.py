@@ -34,6 +34,7 @@ from shardscope.record import (
     Module,
     OpCoverage,
     OpKind,
+    OpVerdict,
     Parameter,
     Phase,
     RankSpan,
@@ -42,7 +43,6 @@ from shardscope.record import (
     Severity,
     Source,
     StageTime,
-    Verdict,
 )
 
 __all__ = ["ATTACKS", "Attacker", "make_hostile", "make_large"]
@@ -226,7 +226,7 @@ def _make_findings() -> Iterator[Finding]:
 
 
 def _make_coverage(axes: tuple[Axis, ...]) -> Coverage:
-    verdicts = cycle(Verdict)
+    verdicts = cycle(OpVerdict)
     return Coverage(
         rank=0,
         level=Level.EXPORTED,

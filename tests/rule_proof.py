@@ -32,12 +32,12 @@ from shardscope.parallel.ir.shard_spec import (
 from shardscope.parallel.sharding_rules.context import OpCall, TensorSpec
 from shardscope.plan.placements import Placement, Replicate
 
-__all__ = ["Verdict", "prove", "refute"]
+__all__ = ["StrategyVerdict", "prove", "refute"]
 
 
 @final
 @dataclass(frozen=True)
-class Verdict:
+class StrategyVerdict:
     """One strategy for each mesh axis, and what is wrong with them together, if anything."""
 
     strategies: tuple[Strategy, ...]
@@ -52,14 +52,14 @@ def prove(
     sizes: Sequence[int] = (2,),
     candidate_placements: Sequence[Sequence[Placement]] = (),
     constants: Collection[str] = (),
-) -> list[Verdict]:
+) -> list[StrategyVerdict]:
     """Try every strategy of the op's rule on a mesh of these sizes, in inference and in training.
 
     `constants` are the arguments that torch gives no gradient.
     """
     with _no_warnings():
         sample = make_sample(op, args, kwargs)
-    verdicts: dict[tuple[Strategy, ...], Verdict] = {}
+    verdicts: dict[tuple[Strategy, ...], StrategyVerdict] = {}
     for is_training in (True, False):
         call = sample.as_call(num_ranks=sizes[0], is_training=is_training)
         for combination in _combinations(call, sizes, candidate_placements):
@@ -67,7 +67,7 @@ def prove(
                 refutation = refute(
                     sample, combination, sizes=sizes, is_training=is_training, constants=constants
                 )
-                verdicts[combination] = Verdict(combination, refutation)
+                verdicts[combination] = StrategyVerdict(combination, refutation)
     return list(verdicts.values())
 
 

@@ -33,7 +33,7 @@ def make_page(num_layers: int = 32) -> Page:
         findings=_make_findings(where, num_layers),
         gaps=(
             GapItem(place="aten.frobnicate", fact="an op that no shim knows issued a collective"),
-            GapItem(place="stream", fact="the file ends midway", rank=17, is_loss=True),
+            GapItem(place="stream", fact="the file ends midway", ranks="rank 17", is_loss=True),
         ),
         sources=Sources(
             file=("/home/ada/train/models/llama/attention.py", "train.py"),

@@ -45,6 +45,7 @@ from shardscope.record import (
     Move,
     OpCoverage,
     OpKind,
+    OpVerdict,
     Parallelization,
     Parameter,
     Parity,
@@ -71,7 +72,6 @@ from shardscope.record import (
     TensorKind,
     TensorLayout,
     TensorVerdict,
-    Verdict,
     compress_ranks,
 )
 
@@ -261,7 +261,7 @@ def make_holdings() -> Recording:
             modules=(name,),
             sources=(source,),
         )
-        for name, verdict in zip(names, 3 * tuple(Verdict), strict=False)
+        for name, verdict in zip(names, 3 * tuple(OpVerdict), strict=False)
     )
     axes = (Axis(name=names[0], size=8),)
     return make_recording(

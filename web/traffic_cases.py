@@ -113,7 +113,8 @@ def _list_selections(
                 call.source is not None and (call.source.file, call.source.line) == place
             ),
         )
-    for pattern in (middle.owner, "layers.*"):
+    has_layers = any((call.owner or "").startswith("layers.") for call in calls)
+    for pattern in (middle.owner, "layers.*" if has_layers else "*"):
         if pattern:
             yield (
                 {"m": pattern},

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import sample_recordings as samples
-from shardscope.record import FullyShard, Recording
+from shardscope.record import Finding, FullyShard, Recording, Severity
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import FindingItem
 from shardscope.report.model.terms import TERMS
@@ -86,6 +86,34 @@ def test_the_overview_says_what_dominates_what_was_not_checked_and_what_is_next(
     assert "phase=forward" in page.url
     checks = page.get_by_role("region", name="What was checked")
     expect(checks).to_contain_text("1 of 5 instruments ran")
+
+
+@pytest.mark.parametrize("width", [400, 1280, 1920])
+def test_the_first_screen_says_what_is_wrong_what_was_not_checked_and_what_to_do(
+    open_page, width: int
+) -> None:
+    remedy = "Shard it along tp, too."
+    finding = Finding(
+        rule="replicated-parameter",
+        severity=Severity.WARNING,
+        subject="head.weight",
+        fact="1.00 GiB are the same on 4 ranks",
+        remedy=remedy,
+    )
+    recording = replace(make_traced(), findings=(finding,))
+    page = open_page(build_page(recording, files=("a.json",)), width=width)
+    verdict = page.get_by_role("region", name="Verdict")
+    for words in (
+        "Costs more than it needs",
+        "1.00 GiB are the same on 4 ranks",
+        remedy,
+        "Not checked: numerics, memory, sharding",
+        "Does it compute what a single device does?",
+        "shardscope parity train.py",
+    ):
+        element = verdict.get_by_text(words).first
+        expect(element).to_be_in_viewport()
+    expect(verdict.get_by_role("button", name="copy shardscope parity train.py")).to_be_visible()
 
 
 def test_a_wrong_result_is_on_every_tab(open_page) -> None:

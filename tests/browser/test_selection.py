@@ -125,7 +125,7 @@ def test_a_selection_filters_every_view_and_the_back_button_undoes_it(open_page,
     )
     expect(status).to_contain_text(describe(*figures))
     expect(rows_of(page, "Identical ranks")).to_have_text("1 of 4 rows")
-    expect(region(page, "Traffic between ranks")).to_contain_text("Of all collectives")
+    expect(region(page, "Traffic between ranks")).to_contain_text("Of what is selected.")
 
     page.keyboard.press("1")
     tiles = region(page, "figures").locator(".fact-value")

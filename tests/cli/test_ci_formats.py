@@ -90,6 +90,23 @@ def test_findings_are_a_valid_sarif_log_that_the_next_run_matches(here: Path) ->
     )
 
 
+def test_paths_are_those_of_the_repository_where_a_command_runs_in_a_folder_of_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / ".git").mkdir()
+    (here / "models").mkdir()
+    monkeypatch.chdir(here / "models")
+    save(make_findings(), "run.json")
+    _, log = run_json("export", "run.json", "--to", "sarif", "-o", "-")
+    assert [place[1] for place in read_places(log)] == [
+        "models/pkg/my%20train.py",
+        "models/pkg/my%20train.py",
+        "models/pkg/train.py",
+    ]
+    _, issues = run_json("export", "run.json", "--to", "gitlab", "-o", "-")
+    assert issues[0]["location"]["path"] == "models/pkg/my train.py"
+
+
 def test_findings_are_a_code_quality_report_with_the_fields_that_gitlab_requires(
     here: Path,
 ) -> None:

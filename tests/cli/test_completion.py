@@ -1,4 +1,4 @@
-"""completion: a real bash completes with the script, and nothing imports torch for it."""
+"""completion: real shells complete with the script, and nothing imports torch for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
+from click.shell_completion import get_completion_class
 from click.testing import CliRunner
 
 from shardscope.cli import completion, main
@@ -35,6 +37,13 @@ complete_words() {
 }
 complete_words shardscope contract check --format gi
 complete_words shardscope show r
+complete_words shardscope show my
+"""
+ZSH = """
+PS1='ready> '
+fpath+=~
+autoload -Uz compinit
+compinit -u
 """
 
 
@@ -58,6 +67,8 @@ def test_commands_options_choices_and_recordings_are_completed_without_torch(her
         ("bash", "shardscope nonsense --x"),
         ("zsh", "shardscope diff --fo"),
         ("fish", "shardscope export run.json.gz --to sa"),
+        ("zsh", "shardscope run -- tr"),
+        ("zsh", "shardscope memory -- train.py --config no"),
     ]
     done = subprocess.run(
         [sys.executable, "-c", ASK.format(queries=queries)],
@@ -80,26 +91,96 @@ def test_commands_options_choices_and_recordings_are_completed_without_torch(her
         [""],
         ["plain", "--format", "Output format; github, sarif and gitlab have only what got worse."],
         ["plain,sarif"],
+        ["file", "tr", "_"],
+        ["file", "no", "_"],
     ]
     assert has_torch == "False\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_with_the_printed_script(here: Path) -> None:
+    Path("my run.json").touch()
     Path("run.json.gz").touch()
-    program = here / "bin" / "shardscope"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m shardscope "$@"\n')
-    program.chmod(0o755)
     done = subprocess.run(
         ["bash", "--norc", "-c", BASH],
-        env={"PYTHONPATH": str(SOURCE), "PATH": f"{program.parent}:/usr/bin:/bin"},
+        env=make_environment(here),
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stdout.splitlines() == ["github gitlab", "run.json.gz"], done.stderr
+    completed = ["github gitlab", "run.json.gz", "my\\ run.json"]
+    assert done.stdout.splitlines() == completed, done.stderr
+
+
+def make_environment(here: Path) -> dict[str, str]:
+    """An environment in which `shardscope` is these sources, and `here` is the home folder."""
+    program = here / ".bin" / "shardscope"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m shardscope "$@"\n')
+    program.chmod(0o755)
+    return {
+        "HOME": str(here),
+        "PATH": f"{program.parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(SOURCE),
+        "TERM": "dumb",
+        "ZDOTDIR": str(here),
+    }
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_completes_what_is_typed(here: Path) -> None:
+    Path("my run.json").touch()
+    Path("train.py").touch()
+    Path(".zshrc").write_text(ZSH)
+    Path("_shardscope").write_text(CliRunner().invoke(main, ["completion", "zsh"]).output)
+    environment = make_environment(here)
+    typed = {
+        "shardscope contract ch": "eck ",
+        "shardscope show m": "y\\ run.json ",
+        "shardscope run -- tr": "ain.py ",
+    }
+    for line, completed in typed.items():
+        shell = pexpect.spawn("zsh", ["-i"], env=environment, encoding="utf-8", timeout=60)
+        shell.expect_exact("ready> ")
+        shell.send(f"{line}\t")
+        shell.expect_exact(line + completed)
+        shell.close(force=True)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_with_descriptions_that_have_commas(here: Path) -> None:
+    Path("my run.json").touch()
+    Path("train.py").touch()
+    folder = here / ".config" / "fish" / "completions"
+    folder.mkdir(parents=True)
+    script = CliRunner().invoke(main, ["completion", "fish"]).output
+    (folder / "shardscope.fish").write_text(script)
+    typed = {
+        "shardscope ci": "ci\tRecord programs, check their contract, and...",
+        "shardscope show m": "my run.json",
+        "shardscope run -- tr": "train.py",
+    }
+    environment = make_environment(here)
+    for line, completed in typed.items():
+        done = subprocess.run(
+            ["fish", "-c", f"complete -C '{line}'"],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout.splitlines() == [completed], done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_clicks_scripts_still_have_what_is_corrected_in_them(shell: str) -> None:
+    script = CliRunner().invoke(main, ["completion", shell]).output
+    template = get_completion_class(shell).source_template
+    for part, replacement in completion._CORRECTIONS[shell].items():
+        assert part in template
+        assert replacement in script
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

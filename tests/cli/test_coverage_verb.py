@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from cli.small_target import write
 from shardscope.cli import main
-from shardscope.record import Verdict, load
+from shardscope.record import OpVerdict, load
 
 PLAIN = """
 import torch
@@ -135,7 +135,7 @@ def test_verdicts_do_not_decide_the_exit_code(here: Path) -> None:
     result = run(write(here, text), "-o", "out.json", "--level", "exported")
     assert result.exit_code == 0
     verdicts = {op.op: op.verdict for op in load(here / "out.json").coverage[0].ops}
-    assert verdicts["aten.sum.dim_IntList"] is Verdict.WRONG
+    assert verdicts["aten.sum.dim_IntList"] is OpVerdict.WRONG
 
 
 def test_no_source_line_of_shardscope_or_click_is_shown(here: Path) -> None:
@@ -176,7 +176,7 @@ def batch(model):
     [
         pytest.param(
             (),
-            Verdict.SHARDED,
+            OpVerdict.SHARDED,
             "_scaled_dot_product_cudnn_attention_backward",
             marks=pytest.mark.skipif(
                 torch.cuda.is_available(), reason="a GPU has answers of its own"
@@ -184,13 +184,13 @@ def batch(model):
         ),
         (
             ("--device", "cpu"),
-            Verdict.MISSING,
+            OpVerdict.MISSING,
             "_scaled_dot_product_flash_attention_for_cpu_backward",
         ),
     ],
 )
 def test_attention_is_of_the_device_that_is_simulated(
-    here: Path, options: tuple[str, ...], verdict: Verdict, kernel: str
+    here: Path, options: tuple[str, ...], verdict: OpVerdict, kernel: str
 ) -> None:
     run(write(here, ATTENTION), "--level", "exported", "-o", "out.json", *options)
     recording = load(here / "out.json")

@@ -58,8 +58,8 @@ def test_a_check_that_ends_its_process_is_a_failure_and_the_others_go_on(
         name="tables",
         status=status,
         detail=detail,
-        disables="recordings as Parquet, query and serve",
-        remedy="pip install 'shardscope[data]'",
+        disables="query, and recordings as Parquet files and data frames",
+        remedy="pip install duckdb pyarrow",
     )
     assert [check.status for check in others] == ([] if is_hang else [Status.OK])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shlex
 from pathlib import Path
 
@@ -139,14 +140,65 @@ def test_nothing_is_run_unless_asked_and_nothing_is_overwritten(here: Path) -> N
     settings = read_settings("shardscope.toml")
     assert settings.contract is None
     before = {path: path.read_bytes() for path in here.iterdir()}
-    for arguments in (["decoder.py"], ["decoder.py", "-o", "other.py", "--ci", "pre-commit"]):
-        result = init(*arguments)
+    refusals = {
+        "decoder.py": "already exists, and init overwrites nothing. Remove it first",
+        "decoder.py -o other.py --ci pre-commit": 'not a target that is new. Add "trace other',
+        "--contract --ci gitlab --install x -- train.py": "'.gitlab-ci.yml' already exists",
+        "-- train.py": "'shardscope.toml' says what to record already",
+    }
+    for arguments, sentence in refusals.items():
+        result = init(*shlex.split(arguments))
         assert result.exit_code == 2
-        assert "already exists, and init overwrites nothing. Remove it first" in result.stderr
+        assert sentence in result.stderr
     assert {path: path.read_bytes() for path in here.iterdir()} == before
     job = yaml.safe_load(Path(".gitlab-ci.yml").read_text())["shardscope"]
     assert "shardscope ci --output shardscope-ci" in job["script"]
     assert job["artifacts"]["reports"]["codequality"].endswith("gl-code-quality-report.json")
+
+
+def test_a_contract_is_added_to_a_target_that_init_wrote_before(here: Path) -> None:
+    Path("decoder.py").write_text(MODEL)
+    assert init("decoder.py", "--mesh", "dp=4", "--ci", "pre-commit").exit_code == 0
+    edited = Path("shardscope_target.py").read_text().replace("BATCH, SEQUENCE = 4", "BATCH, S = 2")
+    Path("shardscope_target.py").write_text(edited.replace("SEQUENCE", "S"))
+    with Path("shardscope.toml").open("a") as file:
+        file.write('fail_on = ["worse"]  # mine\n')
+    result = init("decoder.py", "--contract")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "shardscope_target.py is a target of decoder.py already, and is used as it is.",
+        "`shardscope trace shardscope_target.py --mesh dp=4` runs",
+        "saved shardscope.toml (added what it lacked)",
+        "next: shardscope ci",
+    ]
+    settings = read_settings("shardscope.toml")
+    assert settings.contract is not None
+    assert settings.fail_on == ("worse",)
+    assert "# mine" in Path("shardscope.toml").read_text()
+    assert "BATCH, S = 2" in Path("shardscope_target.py").read_text()
+    assert "has limits already" in init("decoder.py", "--contract").stderr
+
+
+def test_limits_that_were_recorded_by_hand_get_what_ci_records(here: Path) -> None:
+    Path("decoder.py").write_text(MODEL)
+    assert init("decoder.py").exit_code == 0
+    Path("shardscope.toml").write_text("[contract]\ngaps = 0  # mine\n")
+    assert init("decoder.py", "--ci", "pre-commit").exit_code == 0
+    text = Path("shardscope.toml").read_text()
+    assert text.startswith("[contract]\ngaps = 0  # mine\n\n[ci]\n")
+    assert read_settings("shardscope.toml").commands[0].words[:2] == (
+        "trace", "shardscope_target.py",
+    )  # fmt: skip
+
+
+def test_a_target_of_another_model_is_not_used(here: Path) -> None:
+    Path("decoder.py").write_text(MODEL)
+    Path("other.py").write_text(MODEL)
+    assert init("decoder.py").exit_code == 0
+    for arguments in (["other.py"], ["decoder.py", "--model", "Block"]):
+        result = init(*arguments, "--contract")
+        assert result.exit_code == 2
+        assert "'shardscope_target.py' already exists" in result.stderr
 
 
 def test_a_target_uses_the_files_own_sharding_and_images_for_convolutions(here: Path) -> None:
@@ -179,6 +231,64 @@ def test_a_function_that_builds_the_model_is_preferred_and_a_name_can_be_given(
     assert "    return Block(args=ModelArgs(vocab_size=256))  # guessed\n" in (
         Path("chosen.py").read_text()
     )
+
+
+SEVERAL_INPUTS = {
+    "Translator": """
+    def __init__(self, src_vocab: int, tgt_vocab: int, d_model: int = 8):
+        super().__init__()
+        self.source = nn.Embedding(src_vocab, d_model)
+        self.target = nn.Embedding(tgt_vocab, d_model)
+
+    def forward(self, source, translation, mask):
+        assert mask is None
+        return self.source(source) + self.target(translation)
+""",
+    "Recommender": """
+    def __init__(self, num_dense: int, cardinalities: list[int]):
+        super().__init__()
+        self.bottom = nn.Linear(num_dense, 8)
+        self.tables = nn.ModuleList(nn.EmbeddingBag(size, 8) for size in cardinalities)
+
+    def forward(self, dense, sparse):
+        return self.bottom(dense) + sum(
+            table(sparse[:, index, None]) for index, table in enumerate(self.tables)
+        )
+""",
+    "Denoiser": """
+    def __init__(self, channels=3, dim=8):
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, dim, 3)
+        self.steps = nn.Embedding(1000, dim)
+
+    def forward(self, image, timesteps):
+        return self.convolution(image) + self.steps(timesteps)[:, :, None, None]
+""",
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_INPUTS)
+def test_further_inputs_are_guessed_by_their_names(name: str, here: Path) -> None:
+    text = f"from torch import nn\n\n\nclass {name}(nn.Module):{SEVERAL_INPUTS[name]}"
+    module = f"several_{name.lower()}.py"  # imported ones are cached by name
+    Path(module).write_text(text)
+    assert init(module, "-o", "target.py").exit_code == 0
+    assert re.search("return inputs, .*# guessed", Path("target.py").read_text())
+    with isolated_argv("target.py"):
+        program = load_program("target.py")
+        model = program.model()
+        model(*program.batch(model))
+
+
+def test_a_model_of_a_library_is_recognized_by_its_base_or_its_name(here: Path) -> None:
+    Path("hub.py").write_text(
+        "from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel\n"
+        "class Mine(GPT2LMHeadModel): ...\n"
+        "class Settings(BaseModel): ...\n"
+        "config = GPT2Config()\n"
+        "model = AutoModelForCausalLM.from_config(config)\n"
+    )
+    assert read_source(Path("hub.py")).find_models() == ["model", "Mine"]
 
 
 def test_a_program_needs_no_target_and_gets_a_workflow(here: Path) -> None:

@@ -144,6 +144,12 @@ def test_limits_that_are_exceeded_are_listed_with_their_line(here: Path) -> None
     assert violation["evidence"]
 
 
+def test_a_command_that_only_saves_says_so_in_its_summary(here: Path) -> None:
+    save(make_llama(num_layers=1, ranks=(0,)), here / "run.json")
+    document = run("contract", "record", "run.json")
+    assert re.fullmatch(r"saved shardscope\.toml \(\d+ limits\)", document["summary"])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

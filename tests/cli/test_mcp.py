@@ -197,6 +197,8 @@ def test_a_recording_is_made_read_and_compared(agent: Agent) -> None:
         ("run", {"program": ["x.py"], "gpu": "tpu"}, "argument gpu must be one of h200,"),
         ("show", {"files": ["--help"]}, "argument files must not begin with a dash"),
         ("show", {"files": ["x"], "cwd": "nowhere"}, "Give cwd as an absolute path, or relative"),
+        ("show", {"files": ["x"], "timeout_s": -1}, "argument timeout_s must be above 0; got -1."),
+        ("show", {"files": ["before.json"], "contract": "no.toml"}, "no contract 'no.toml'"),
         ("show", {"files": ["gone.json"]}, "there is no file 'gone.json'. Check the path."),
     ],
 )
@@ -335,8 +337,15 @@ def open_when_read(path: Path) -> int:
     raise AssertionError(f"{path} is not read")
 
 
-def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('no mcp', name='mcp')\n")
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("raise ModuleNotFoundError('no mcp', name='mcp')\n", "which is not installed"),
+        ("", "version 2 or newer"),  # an old one lacks names
+    ],
+)
+def test_a_missing_package_is_named_with_the_remedy(text: str, fact: str, tmp_path: Path) -> None:
+    (tmp_path / "mcp.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "shardscope", "mcp"],
         capture_output=True,
@@ -347,6 +356,6 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "shardscope: shardscope mcp needs the package mcp, which is not installed. Install it "
-        "with: pip install 'shardscope[mcp]'.\n"
+        f"shardscope: shardscope mcp needs the package mcp, {fact}. Install it with: pip install "
+        "'mcp>=2'.\n"
     )

@@ -135,6 +135,25 @@ def test_a_merged_recording_does_not_overwrite_one_that_it_is_made_of(here: Path
     assert (here / "step.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("demo", "--layers", "1"),
+        ("merge", "run.json"),
+        ("contract", "record", "run.json"),
+        ("init", "train.py"),
+    ],
+)
+def test_what_cannot_be_printed_is_not_saved_as_a_file_called_dash(
+    args: tuple[str, ...], here: Path
+) -> None:
+    save(RECORDING, here / "run.json")
+    result = run(*args, "-o", "-")
+    assert result.exit_code == 2
+    assert "standard output, which has the summary. Name a file with -o." in result.stderr
+    assert files(here) == ["run.json"]
+
+
 def test_a_stream_is_named_like_every_other_saved_file(here: Path) -> None:
     write(here, TARGET)
     result = run("trace", "train.py", "--mesh", "dp=2", "--rank", "1", "--stream", "s-{rank}.jsonl")

@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from sample_recordings import make_holdings, make_llama, make_recording
 from shardscope.cli import main
 from shardscope.record import Finding, Severity, save
+from shardscope.report.model.traffic_totals import fold_ranks
+from shardscope.report.text.verdict import judge
 from terminals import run_in_terminal
 
 _TITLES = {
@@ -62,6 +64,7 @@ def test_views_can_be_repeated_and_all_is_all_of_them(run, tmp_path):
 def test_without_a_view_the_summary_is_printed(run, tmp_path, llama):
     save(llama, tmp_path / "run.json")
     output = run("show", "run.json").output
+    assert "\nAs expected: Redistribution Shard(dim=1) → " in output
     assert "Causes  one source line each" in output
     assert "From rank to rank" not in output
 
@@ -71,6 +74,8 @@ def test_module_selects_a_module_and_its_children_in_summary_and_views(run, tmp_
     output = run("show", "run.json", "--module", "layers.3.attention").output
     assert "4 collectives per rank" in output
     assert "feed_forward" not in output
+    sentence = judge(llama, fold_ranks(llama)).sentence  # of all modules
+    assert sentence in " ".join(output.split())
     output = run("show", "run.json", "--module", "layers.*.attention", "--view", "modules").output
     assert "0 … 31 ×32" in output
     assert "tok_embeddings" not in output

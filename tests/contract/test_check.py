@@ -26,6 +26,7 @@ from shardscope.record import (
     Level,
     Module,
     OpCoverage,
+    OpVerdict,
     Parallelization,
     Phase,
     Placed,
@@ -35,7 +36,6 @@ from shardscope.record import (
     Redistribute,
     Severity,
     Source,
-    Verdict,
 )
 
 LINE = Source(file="train.py", line=12, function="forward", text="x = self.wo(x)")
@@ -354,7 +354,7 @@ def test_findings_are_counted_by_severity_and_by_rule_once_for_all_ranks() -> No
 def test_the_worst_level_of_coverage_counts_with_wrong_ops_first() -> None:
     ops = tuple(
         OpCoverage(op=f"aten.{verdict}", schema="", verdict=verdict, sources=(LINE,))
-        for verdict in Verdict
+        for verdict in OpVerdict
     )
     levels = tuple(
         Coverage(rank=0, level=level, axes=(), has_plan=True, ops=ops[: 7 - index])

@@ -13,18 +13,18 @@ import dispatch_oracle
 from coverage_models import MODELS
 from rank_processes import run_ranks
 from shardscope import coverage
-from shardscope.record import Verdict
+from shardscope.record import OpVerdict
 
 TIMEOUT_S = 200
 # What the oracle can see of each verdict.
 SEEN = {
-    Verdict.LOCAL: ("free",),
-    Verdict.SHARDED: ("free",),
-    Verdict.DECOMPOSED: ("free",),
-    Verdict.REDISTRIBUTED: ("moves",),
-    Verdict.REPLICATED: ("moves", "whole"),
-    Verdict.MISSING: ("raises",),
-    Verdict.WRONG: ("wrong",),
+    OpVerdict.LOCAL: ("free",),
+    OpVerdict.SHARDED: ("free",),
+    OpVerdict.DECOMPOSED: ("free",),
+    OpVerdict.REDISTRIBUTED: ("moves",),
+    OpVerdict.REPLICATED: ("moves", "whole"),
+    OpVerdict.MISSING: ("raises",),
+    OpVerdict.WRONG: ("wrong",),
 }
 # DTensor 2.11 takes minutes over batch statistics, for which it has no rule, and gloo does not
 # survive its convolutions.

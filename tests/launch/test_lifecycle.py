@@ -172,7 +172,9 @@ def test_the_output_of_a_failed_rank_and_its_other_branch_are_shown(tmp_path: Pa
     assert "on rank 0\n" in done.stdout
     assert "Rank 1 has printed, at the end:\non rank 1\n" in done.stderr
     assert "shardscope: Rank 1 failed: ValueError: only here (program.py, line 12)." in done.stderr
-    assert "rank-mismatch" in {finding.rule for finding in load(tmp_path / "run.json").findings}
+    recording = load(tmp_path / "run.json")
+    assert "rank-mismatch" in {finding.rule for finding in recording.findings}
+    assert recording.run.ranks_per_node == 2
 
 
 FACTS = """

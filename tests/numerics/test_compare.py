@@ -7,12 +7,12 @@ import enum
 import pytest
 import torch
 
-from shardscope.numerics import Verdict, compare, compare_value
+from shardscope.numerics import ValueVerdict, compare, compare_value
 from shardscope.record import Condition
 from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG, Rewrite, Triple, numbers
 
 
-def judge(case: Triple) -> Verdict:
+def judge(case: Triple) -> ValueVerdict:
     return compare_value("y", case.compiled, case.eager, lambda: {"y": case.exact})
 
 
@@ -39,7 +39,7 @@ def test_what_is_nearer_to_double_precision_is_more_accurate(name):
     assert judge(NEARER[name]).condition is Condition.MORE_ACCURATE
 
 
-def compare_rewrite(case: Rewrite, function) -> list[Verdict]:
+def compare_rewrite(case: Rewrite, function) -> list[ValueVerdict]:
     samples: list[dict[str, torch.Tensor]] = []
 
     def run_perturbed(count: int):

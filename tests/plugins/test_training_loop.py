@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ from shardscope.plugins.accelerate import observe as observe_accelerate
 from shardscope.plugins.torchtitan import observe as observe_trainer
 from shardscope.plugins.torchtitan import record_step
 from shardscope.plugins.training_loop import observe
+from shardscope.record import BucketReduce
 from shardscope.report.text.summary import render_text
 from shardscope.shard.memory.allocations import LiveStorages
 from trained_models import is_watched, leaving_torch_alone, make_batches, make_net, said, shard_net
@@ -106,12 +109,13 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     assert [gap.place for gap in recording.gaps if fact in gap.fact] == ["memory"]
 
 
-def test_the_memory_of_a_live_step_is_that_of_its_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_memory_of_a_live_step_is_that_of_its_tensors(step: int, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
     optimizer = torch.optim.AdamW(model.parameters())
-    observe(model, optimizer, step=2, output=tmp_path / "run.json", memory=True)
+    observe(model, optimizer, step=step, output=tmp_path / "run.json", memory=True)
     batch = torch.ones(1024, 512)
-    for _ in range(2):
+    for _ in range(step):
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -123,10 +127,26 @@ def test_the_memory_of_a_live_step_is_that_of_its_tensors(tmp_path: Path) -> Non
     parameters = sum(4 * parameter.numel() for parameter in model.parameters())
     assert num_bytes["parameters"] == parameters
     assert num_bytes["optimizer_state"] == 2 * parameters
+    assert "not-counted" not in {finding.rule for finding in recording.findings}
     assert (profile.is_live, profile.first_peak_bytes) == (True, None)
     assert recording.run.instruments == ("trace", "memory")
     assert "estimated from the ops of a step of the training run" in render_text(recording)
     assert not torch.utils._python_dispatch._get_current_dispatch_mode()
+
+
+def test_the_cause_of_a_collective_is_the_same_while_memory_is_observed(tmp_path: Path) -> None:
+    causes = []
+    for memory in (False, True):
+        with simulate(mesh={"dp": 2}) as world:
+            model = nn.parallel.DistributedDataParallel(make_net(), device_mesh=world.mesh)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            output = tmp_path / f"run-{memory}-{{rank}}.json"
+            observe(model, optimizer, step=2, output=output, memory=memory)
+            train(model, optimizer, num_steps=2)
+        recording = load(tmp_path / f"run-{memory}-0.json")
+        causes.append([call.cause for call in recording.collectives])
+    assert causes[0] == causes[1]
+    assert {type(cause) for cause in causes[0]} == {BucketReduce}
 
 
 def test_an_error_while_memory_is_observed_is_a_gap_and_training_continues(
@@ -189,6 +209,24 @@ def test_what_prevents_recording_is_a_warning_and_training_continues(tmp_path: P
         observer.close()
     assert not has_hooks(optimizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_training_that_ends_before_the_step_is_a_warning_without_a_call(tmp_path: Path) -> None:
+    model = make_net()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    observe(model, optimizers, step=9, output=tmp_path / "run.json")
+    train(model, *optimizers)
+    with pytest.warns(UserWarning, match="step 9 was not recorded, because training ended with"):
+        optimizers.clear()
+    program = (
+        "import torch\nfrom shardscope.plugins.training_loop import observe\n"
+        "model = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters())\n"
+        "observe(model, optimizer, step=9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "step 9 was not recorded, because training ended with step 0" in done.stderr
 
 
 def test_wrong_arguments_are_refused_before_training() -> None:

@@ -26,13 +26,13 @@ from shardscope.record import (
     MemoryProfile,
     Module,
     OpCoverage,
+    OpVerdict,
     Parameter,
     Phase,
     RankSpan,
     Recording,
     Source,
     StageTime,
-    Verdict,
     check_output,
     encode,
     encode_pieces,
@@ -490,9 +490,9 @@ def test_zeros_of_schema_1_that_stood_for_nothing_are_none(tmp_path):
         reserved_bytes=0,
         needed_bytes=7,
     )
-    verdicts = {"on plain tensors, each rank's own": Verdict.LOCAL, "": Verdict.SHARDED}
+    verdicts = {"on plain tensors, each rank's own": OpVerdict.LOCAL, "": OpVerdict.SHARDED}
     ops = tuple(
-        OpCoverage(op="aten.t", schema="", verdict=Verdict.SHARDED, flops=0, detail=detail)
+        OpCoverage(op="aten.t", schema="", verdict=OpVerdict.SHARDED, flops=0, detail=detail)
         for detail in verdicts
     )
     coverage = Coverage(rank=0, level=Level.EXPORTED, axes=(), has_plan=True, ops=ops)

@@ -28,6 +28,7 @@ from shardscope.record import (
     MemoryUse,
     Module,
     OpCoverage,
+    OpVerdict,
     Parameter,
     Phase,
     RankSpan,
@@ -42,7 +43,6 @@ from shardscope.record import (
     SpmdCall,
     StageTime,
     Stop,
-    Verdict,
     encode,
     load,
 )
@@ -191,14 +191,14 @@ def make_second() -> Recording:
         *first.collectives[1:],
     )
     ops = (
-        OpCoverage(op="aten.mm.default", schema="mm", verdict=Verdict.SHARDED, flops=0),
+        OpCoverage(op="aten.mm.default", schema="mm", verdict=OpVerdict.SHARDED, flops=0),
         OpCoverage(
             op="aten.sin.default",
             schema="sin",
-            verdict=Verdict.LOCAL,
+            verdict=OpVerdict.LOCAL,
             shardings=(
-                Sharding(inputs=(), verdict=Verdict.LOCAL),
-                Sharding(inputs=("self: Shard(0)",), verdict=Verdict.SHARDED, num_bytes=0),
+                Sharding(inputs=(), verdict=OpVerdict.LOCAL),
+                Sharding(inputs=("self: Shard(0)",), verdict=OpVerdict.SHARDED, num_bytes=0),
             ),
         ),
     )

@@ -49,6 +49,7 @@ from shardscope.record import (
     Move,
     OpCoverage,
     OpKind,
+    OpVerdict,
     Parallelization,
     Parameter,
     Parity,
@@ -74,7 +75,6 @@ from shardscope.record import (
     TensorKind,
     TensorLayout,
     TensorVerdict,
-    Verdict,
     encode,
 )
 from shardscope.record.schema import make_schema
@@ -230,7 +230,7 @@ def test_reference_names_every_kind_phase_and_severity():
     [
         ("marks", "kind", MarkKind),
         ("coverage", "level", Level),
-        ("ops", "verdict", Verdict),
+        ("ops", "verdict", OpVerdict),
         ("at_peak", "kind", MemoryKind),
         ("tensors", "kind", TensorKind),
         ("tensors", "agreement", Agreement),

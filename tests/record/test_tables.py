@@ -114,7 +114,7 @@ def test_missing_package_is_named_with_the_command_that_installs_it() -> None:
     with pytest.raises(
         PluginError,
         match=r"a recording in Parquet needs the package no_such_one, "
-        r"which is not installed. Install it: pip install 'shardscope\[data\]'.",
+        r"which is not installed. Install it: pip install duckdb pyarrow.",
     ):
         import_package("no_such_one.part", "a recording in Parquet")
 

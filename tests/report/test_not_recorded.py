@@ -20,11 +20,11 @@ from shardscope.record import (
     MemoryKind,
     Module,
     OpCoverage,
+    OpVerdict,
     Parameter,
     RankSpan,
     Recording,
     StageTime,
-    Verdict,
 )
 from shardscope.report.export.csv import TABLES, render_table
 from shardscope.report.export.markdown import render_markdown
@@ -58,7 +58,7 @@ def make_unknown() -> Recording:
         end=GraphEnd.RETURN,
         fingerprint="f",
     )
-    op = OpCoverage(op="aten.sin.default", schema="", verdict=Verdict.LOCAL, num_forward=1)
+    op = OpCoverage(op="aten.sin.default", schema="", verdict=OpVerdict.LOCAL, num_forward=1)
     axes = (Axis(name="tp", size=2),)
     return make_recording(
         (make_collective(owner=""), make_collective(owner="", order=1)),

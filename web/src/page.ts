@@ -92,6 +92,11 @@ export interface ChangeRow {
   is_worse: boolean | null;
   repeat: number;
   because: string;
+  axis: string;
+  kind: string;
+  phase: string;
+  ranks: string;
+  source: number;
 }
 
 /**
@@ -172,6 +177,7 @@ export interface ConcernItem {
   path: string;
   module: number;
   source: number;
+  remedy: string;
 }
 
 /**
@@ -228,6 +234,34 @@ export interface Drawing {
 }
 
 /**
+ * Collectives of the earlier recording, by its own lists of names.
+ *
+ * Owners are positions in `EarlierRecording.modules`; source lines are not compared.
+ */
+export interface EarlierCollectives {
+  axes: readonly string[];
+  kinds: readonly string[];
+  phases: readonly string[];
+  causes: readonly string[];
+  dtypes: readonly string[];
+  ranks: readonly RankRow[];
+  traffic: Traffic;
+}
+
+/**
+ * Memory of identical ranks in the earlier recording, as in `MemoryCurve`.
+ */
+export interface EarlierCurve {
+  ranks: string;
+  kinds: readonly string[];
+  peak_bytes: number;
+  at_peak: readonly PeakRow[];
+  first_peak_bytes: number | null;
+  reserved_bytes: number | null;
+  needed_bytes: number | null;
+}
+
+/**
  * Figures of the page's modules in the recording that it is compared with, in columns.
  *
  * Figures include children and are zero for modules that are new. `recorded` names the columns
@@ -242,6 +276,17 @@ export interface EarlierModules {
   local_bytes: readonly number[];
   peak_bytes: readonly number[];
   gone: readonly GoneModules[];
+}
+
+/**
+ * What the page sums of the recording that it is compared with, when something is selected.
+ *
+ * `modules` are names of its modules: those of the page's modules where both recordings have them.
+ */
+export interface EarlierRecording {
+  modules: readonly string[];
+  communication: EarlierCollectives | null;
+  memory: readonly EarlierCurve[];
 }
 
 /**
@@ -282,17 +327,18 @@ export interface Fact {
 
 /**
  * Ops that could not run sharded, identical except for their layer.
+ *
+ * `sizes_bytes`, `modules` and `sources` have an entry for each of them.
  */
 export interface FallbackRow {
   op: string;
   kind: string;
   axis: string;
-  count: number;
-  size_bytes: number;
   placements: string;
   remedy: string;
-  module: number;
-  source: number;
+  sizes_bytes: readonly number[];
+  modules: readonly number[];
+  sources: readonly number[];
 }
 
 /**
@@ -331,7 +377,7 @@ export interface FindingItem {
 export interface GapItem {
   place: string;
   fact: string;
-  rank: number | null;
+  ranks: string;
   is_loss: boolean;
 }
 
@@ -341,6 +387,7 @@ export interface GapItem {
 export interface GoneModules {
   parent: number;
   name: string;
+  paths: readonly string[];
   num_modules: number;
   count: number;
   wire_bytes: number;
@@ -399,15 +446,17 @@ export interface GuardTable {
 
 /**
  * Inserted collectives that are identical except for their layer.
+ *
+ * `modules` and `sources` have an entry for each of them.
  */
 export interface InsertedRow {
-  what: string;
+  kind: string;
+  axis: string;
   phase: string;
-  count: number;
   size_bytes: number;
   cause: string;
-  module: number;
-  source: number;
+  modules: readonly number[];
+  sources: readonly number[];
 }
 
 /**
@@ -438,6 +487,26 @@ export interface Matrix {
   sender: readonly number[];
   receiver: readonly number[];
   num_bytes: readonly number[];
+  parts: MatrixParts | null;
+}
+
+/**
+ * Bytes of the pairs of a matrix by all that can be selected, in columns.
+ *
+ * `merged` names what rows do not distinguish, because there would be too many: these columns are
+ * -1 in all rows.
+ */
+export interface MatrixParts {
+  pair: readonly number[];
+  axis: readonly number[];
+  kind: readonly number[];
+  phase: readonly number[];
+  owner: readonly number[];
+  cause: readonly number[];
+  source: readonly number[];
+  dtype: readonly number[];
+  num_bytes: readonly number[];
+  merged: readonly string[];
 }
 
 /**
@@ -537,8 +606,9 @@ export interface Page {
   terms: readonly Term[];
   figures: readonly Figure[];
   earlier_figures: readonly Figure[];
+  earlier: EarlierRecording | null;
   format: "shardscope.page";
-  schema: 4;
+  schema: 5;
 }
 
 /**
@@ -830,4 +900,5 @@ export interface VerdictTable {
   suspect: readonly string[];
   detail: readonly string[];
   ranks: readonly string[];
+  module: readonly number[];
 }

@@ -38,6 +38,7 @@ _WRAPPER_FILES = (
     "_ops.py",
     "_compile.py",
     os.path.join("checkpoint", "logger.py"),
+    os.path.join("_dynamo", "eval_frame.py"),  # functions that dynamo leaves out
 )
 # torch marks functions as deprecated with typing_extensions, which is not part of torch.
 _WRAPPERS = ("typing_extensions.py",)

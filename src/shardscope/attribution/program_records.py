@@ -81,7 +81,15 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrume
         command=_describe_command(),
         instruments=(instrument,),
         device_type=_find_device_type(),
+        ranks_per_node=_read_node_size(world_size),
     )
+
+
+def _read_node_size(world_size: int) -> int | None:
+    """How many ranks share a node, as torchrun tells its processes; None if nothing says so."""
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    is_launched = os.environ.get("WORLD_SIZE") == str(world_size) and local_size.isdecimal()
+    return int(local_size) or None if is_launched else None
 
 
 def _find_device_type() -> str | None:

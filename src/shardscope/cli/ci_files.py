@@ -24,17 +24,17 @@ jobs:
   shardscope:
     runs-on: ubuntu-latest
     steps:
-      - uses: actions/checkout@v4
+      - uses: actions/checkout@v5
         with:
           fetch-depth: 0 # to find where the branch left its base
-      - uses: actions/setup-python@v5
+      - uses: actions/setup-python@v6
         with:
           python-version: "3.12"
       - run: pip install {requirements}
       - run: shardscope ci --output shardscope-ci --comment
         env:
           GITHUB_TOKEN: ${{{{ github.token }}}}
-      - uses: actions/upload-artifact@v4
+      - uses: actions/upload-artifact@v6
         if: always()
         with:
           name: shardscope

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from shardscope.contract import ContractFile, Violation
 from shardscope.contract.violation_text import list_rows
@@ -21,17 +24,26 @@ CI_FORMATS = ("github", "sarif", "gitlab")
 def render_annotations(
     annotations: Sequence[Annotation], form: str, *, category: str
 ) -> Iterator[bytes]:
-    """Annotations in one of the CI formats; paths are relative to the current folder.
+    """Annotations in one of the CI formats; paths are relative to the root of the repository.
 
     `category` keeps logs of different commands apart: a SARIF log replaces the last one of its
     category.
     """
-    folder = os.getcwd()
+    folder = str(_find_repository())
+    here = os.path.relpath(os.getcwd(), folder)  # of which recorded paths are relative
+    if here != os.curdir:
+        annotations = [replace(item, file=os.path.join(here, item.file)) for item in annotations]
     if form == "github":
         return render_github(annotations, folder=folder)
     if form == "gitlab":
         return render_code_quality(annotations, folder=folder)
     return render_sarif(annotations, folder=folder, version=__version__, category=category)
+
+
+def _find_repository() -> Path:
+    """The root of the repository that the current folder is in, or, if none, the folder."""
+    here = Path.cwd()
+    return next((path for path in (here, *here.parents) if (path / ".git").exists()), here)
 
 
 def annotate_violations(

@@ -163,7 +163,7 @@ def _list_sources(command: RecordCommand) -> set[Path] | None:
         if path in seen:
             continue
         seen.add(path)
-        imported = _list_imports(path)
+        imported = list_imports(path)
         if imported is None:
             return None
         pending += [source for name in imported for source in _find_module(name, roots)]
@@ -181,7 +181,7 @@ def _find_module(name: str, roots: Iterable[Path]) -> Iterator[Path]:
                     yield path.resolve()
 
 
-def _list_imports(path: Path) -> set[str] | None:
+def list_imports(path: Path) -> set[str] | None:
     """The names that a file imports; None if it also imports by names that it computes."""
     try:
         tree = ast.parse(path.read_bytes())

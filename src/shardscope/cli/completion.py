@@ -7,6 +7,7 @@ The shell asks `shardscope` itself, at each press of the Tab key, so that must n
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import resources
@@ -35,6 +36,12 @@ _SHELLS = {
     "zsh": "shardscope completion zsh > ~/.zfunc/_shardscope   # with fpath+=~/.zfunc in ~/.zshrc",
     "fish": "shardscope completion fish > ~/.config/fish/completions/shardscope.fish",
 }
+# Of click's scripts: bash's drops backslashes, fish's cuts descriptions at their first comma.
+_CORRECTIONS = {
+    "bash": {"read type value": "read -r type value"},
+    "fish": {'string split "," $': 'string split --max 1 "," $'},
+}
+_SPECIAL = re.compile(r"([^\w@%+=:,./~-])")  # characters that bash needs a backslash before
 # The files that a parameter takes, by its placeholder in the help.
 _ENDINGS = {
     "RECORDING": (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet"),
@@ -85,8 +92,11 @@ def command(shell: str | None) -> None:
     assert completion is not None
     script = completion(click.Group("shardscope"), {}, "shardscope", VARIABLE)
     # Not `source()`, which for bash first starts bash to ask for its version.
+    text = script.source_template % script.source_vars()
+    for part, replacement in _CORRECTIONS.get(name, {}).items():
+        text = text.replace(part, replacement)
     with writing_out():
-        click.echo(script.source_template % script.source_vars())
+        click.echo(text)
         click.echo(f"# To install it:\n#   {_SHELLS[name]}\n# Then start a new shell.")
 
 
@@ -153,7 +163,10 @@ class _FileName(_TextType):
         if not files:
             return [CompletionItem(incomplete, type="dir")]
         folders = [f"{name}/" for name, is_folder in matching if is_folder]
-        return [CompletionItem(prefix + name) for name in (*files, *folders)]
+        names = [prefix + name for name in (*files, *folders)]
+        if os.environ.get(VARIABLE, "").startswith("bash"):  # other shells add them themselves
+            names = [_SPECIAL.sub(r"\\\1", name) for name in names]
+        return [CompletionItem(name) for name in names]
 
 
 def list_commands(group: click.Group) -> Iterator[tuple[str, CommandEntry]]:
@@ -165,11 +178,18 @@ def list_commands(group: click.Group) -> Iterator[tuple[str, CommandEntry]]:
         yield (
             name,
             CommandEntry(
-                tuple(map(_describe, inner.params)),
+                (*map(_describe, inner.params), *_list_program(inner)),
                 dict(list_commands(inner)) if isinstance(inner, click.Group) else {},
                 inner.get_short_help_str(limit=120),
             ),
         )
+
+
+def _list_program(command: click.Command) -> Iterator[ParameterEntry]:
+    """A program and its arguments, of a command that takes one after `--`."""
+    has_files = any(parameter.nargs == -1 for parameter in command.params)
+    if isinstance(command, Verb) and command.takes_program and not has_files:
+        yield ParameterEntry(names=("program",), is_multiple=True, endings=())
 
 
 def _describe(parameter: click.Parameter) -> ParameterEntry:
@@ -189,12 +209,14 @@ def _describe(parameter: click.Parameter) -> ParameterEntry:
 
 def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
     word = (parameter.metavar or "").strip("[]").removesuffix("...").strip("[]")
-    if parameter.name == "path" and "--contract" in parameter.opts:
+    if "--contract" in parameter.opts and word == "FILE":
         word = "CONTRACT"
     elif word in _RECORDINGS and not (word == "FILE" and isinstance(parameter, click.Option)):
         word = "RECORDING"
     if word in _ENDINGS:
         return _ENDINGS[word]
+    if parameter.name == "program":
+        return ()
     return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PLAN") else None
 
 

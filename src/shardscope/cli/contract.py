@@ -17,7 +17,7 @@ from rich.text import Text
 
 from shardscope.cli.ci_formats import CI_FORMATS, annotate_violations, render_annotations
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
-from shardscope.cli.destination import print_saved
+from shardscope.cli.destination import check_is_file, print_saved
 from shardscope.cli.fail_on import parse_share
 from shardscope.cli.json_result import check_stdout_is_free, current_json
 from shardscope.cli.loading import load_recordings
@@ -241,6 +241,7 @@ def record_command(
     Instead of RECORDINGs, an unmodified training program may follow --: see shardscope run.
     """
     share = parse_share(slack, option="--slack", at_most=1)
+    check_is_file(output)
     check_output(output, force=force)
     has_previous = os.path.isfile(output) and has_limits(read_text(output), output)
     previous = read_contract(output) if has_previous else None

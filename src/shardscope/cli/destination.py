@@ -61,6 +61,7 @@ class Destination:
         self._rank = launched_rank() if is_launched() else rank
         self._stem = stem + (f"-{launched_rank()}" if is_launched() else "")
         if output is not None:
+            check_is_file(output)
             check_rank_in_name(output, example="-o run-{rank}.json.gz")
         elif force:
             output = self._stem + _ENDING
@@ -102,6 +103,14 @@ class Destination:
                 if not os.path.lexists(name):
                     raise
         raise AssertionError("there is always another name")
+
+
+def check_is_file(output: str) -> None:
+    """Raise OutputError if a file that cannot be printed is to be written to standard output."""
+    if output == "-":
+        raise OutputError(
+            "-o - would write to standard output, which has the summary. Name a file with -o."
+        )
 
 
 def save_file(chunks: bytes | Iterable[bytes], path: str, *, force: bool) -> None:

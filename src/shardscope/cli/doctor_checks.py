@@ -224,8 +224,13 @@ def check_tables() -> str:
 
 def check_mcp() -> str:
     """Import the SDK for coding agents' servers."""
-    _import("mcp.server")
-    return f"mcp {importlib.metadata.version('mcp')}"
+    _import("mcp")
+    version = importlib.metadata.version("mcp")
+    try:
+        importlib.import_module("shardscope.cli.mcp_server")
+    except ImportError as error:
+        raise MissingPartError(f"mcp {version} is too old") from error
+    return f"mcp {version}"
 
 
 def check_browser() -> str:
@@ -305,14 +310,14 @@ CHECKS = {
     ),
     "tables": Check(
         run=check_tables,
-        disables="recordings as Parquet, query and serve",
-        remedy="pip install 'shardscope[data]'",
+        disables="query, and recordings as Parquet files and data frames",
+        remedy="pip install duckdb pyarrow",
         needs_torch=False,
     ),
     "mcp": Check(
         run=check_mcp,
         disables="shardscope mcp, the server for coding agents",
-        remedy="pip install 'shardscope[mcp]'",
+        remedy="pip install 'mcp>=2'",
         needs_torch=False,
     ),
     "browser": Check(

@@ -5,21 +5,29 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import tomlkit
+from msgspec import Struct
 
 from shardscope.cli.ci_files import CI_FILES, render_ci_file
 from shardscope.cli.ci_runs import record
-from shardscope.cli.ci_settings import RecordCommand, parse_command, read_settings
+from shardscope.cli.ci_settings import (
+    RecordCommand,
+    list_imports,
+    parse_command,
+    read_settings,
+)
 from shardscope.cli.console import print_line, print_next, show_progress
-from shardscope.cli.destination import print_saved
+from shardscope.cli.destination import check_is_file, print_saved
 from shardscope.cli.loading import load_recordings
-from shardscope.cli.source_scan import SourceFile, read_source
+from shardscope.cli.source_scan import SourceFile, find_package, read_source
 from shardscope.cli.target_writer import render_target
 from shardscope.cli.verb import PROGRAM, Verb, suggest
 from shardscope.contract import record_contract, render_contract
+from shardscope.contract.toml_reader import parse_toml, read_text
 from shardscope.errors import OutputError, ShardscopeError, TargetError
 from shardscope.record import Recording, write_file
 from shardscope.record.text import sanitize_text
@@ -89,7 +97,8 @@ def command(
 
     SOURCE is a Python file with the model; it is read, and not run. The target is a file that
     trace, memory, audit and other commands take. Training programs need none: put one after --.
-    Nothing is overwritten.
+    Nothing is overwritten: a target of the same model is used as it is, and a shardscope.toml gets
+    what it lacks.
     """
     program: tuple[str, ...] | None = ctx.meta.get(PROGRAM)
     if source is None and program is None and not services:
@@ -99,15 +108,26 @@ def command(
         )
     if source is not None and program is not None:
         raise TargetError(f"init got {source} before -- and a program after it. Give one of them.")
+    check_is_file(output)
     files: dict[Path, str] = {}
     command_line = None
     if source is not None:
-        command_line = _prepare_target(Path(source), name, mesh, Path(output), files)
+        is_reused = is_run or has_contract or bool(services)
+        command_line = _prepare_target(
+            Path(source), name, mesh, Path(output), files, is_reused=is_reused
+        )
     elif program is not None:
         command_line = f"run -- {shlex.join(program)}"
-    is_settings_new = command_line is not None and (has_contract or program or services)
-    if is_settings_new:
-        _check_absent(Path(_CONTRACT))
+    settings = _Settings.read()
+    has_settings = command_line is not None and bool(has_contract or program or services)
+    if has_settings:
+        settings.check_lacks_something(has_contract=has_contract, is_alone=not services)
+        if files and settings.commands:
+            raise OutputError(
+                f"'{_CONTRACT}' records `shardscope {settings.commands[0].text}`, and not a target "
+                f'that is new. Add "{command_line}" to record below [ci] by hand, or remove the '
+                "file first."
+            )
     elif services:
         read_settings(_CONTRACT)  # raises if it does not say what to record
     for service in services:
@@ -115,16 +135,27 @@ def command(
         files[path] = text
     _write(files)
     if command_line is not None:
-        recordings = _run(command_line) if is_run or has_contract else []
-        if is_settings_new:
-            _write({Path(_CONTRACT): _render_settings(command_line, recordings, has_contract)})
-        print_next(f"shardscope {'ci' if is_settings_new else command_line}")
+        commands = (has_settings and settings.commands) or (parse_command(command_line),)
+        recordings = _run(commands) if is_run or has_contract else []
+        if has_settings:
+            settings.save(command_line, recordings if has_contract else [])
+        print_next(f"shardscope {'ci' if has_settings else command_line}")
 
 
 def _prepare_target(
-    path: Path, name: str | None, mesh: str, output: Path, files: dict[Path, str]
+    path: Path,
+    name: str | None,
+    mesh: str,
+    output: Path,
+    files: dict[Path, str],
+    *,
+    is_reused: bool,
 ) -> str:
-    """Add the target to `files` unless the source is one; returns the command that records it."""
+    """Add the target to `files` unless the source is one; returns the command that records it.
+
+    `is_reused` means that there is more to do than to write the target: one of an earlier `init`
+    of the same model is used as it is.
+    """
     if path.is_dir():
         path = path / "__init__.py"
     if not path.is_file():
@@ -138,8 +169,19 @@ def _prepare_target(
             f"{path} is a program: importing it would run it. Put it after --, as in shardscope "
             f"init -- {path}, or name the file that defines its model."
         )
-    files[output] = render_target(source, _choose_model(source, name), output)
+    if is_reused and _is_target_of(output, source, name):
+        print_line(f"{output} is a target of {path} already, and is used as it is.")
+    else:
+        files[output] = render_target(source, _choose_model(source, name), output)
     return f"trace {shlex.quote(str(output))} --mesh {mesh}"
+
+
+def _is_target_of(path: Path, source: SourceFile, name: str | None) -> bool:
+    """Whether a file is a target that imports the source, and `name` from it if that is given."""
+    if not path.is_file() or not read_source(path).is_target:
+        return False
+    _, module = find_package(source.path)
+    return (f"{module}.{name}" if name else module) in (list_imports(path) or ())
 
 
 def _choose_model(source: SourceFile, name: str | None) -> str:
@@ -182,21 +224,22 @@ def _check_absent(path: Path) -> None:
         )
 
 
-def _run(command_line: str) -> list[Recording]:
+def _run(commands: Sequence[RecordCommand]) -> list[Recording]:
     with (
         tempfile.TemporaryDirectory(prefix="shardscope-init-") as folder,
         show_progress("running") as report,
     ):
-        command = parse_command(command_line)
-        (run,) = record([command], Path(folder), report)
-        if not run.is_recorded:
-            click.echo("\n".join(map(sanitize_text, run.failure.splitlines())), err=True)
-            raise ShardscopeError(
-                f"`shardscope {command_line}` does not run yet; what it printed is above. "
-                f"{_suggest_edit(command)}"
-            )
-        recordings = load_recordings([run.path], report)
-    print_line(f"`shardscope {command_line}` runs")
+        runs = list(record(commands, Path(folder), report))
+        for run in runs:
+            if not run.is_recorded:
+                click.echo("\n".join(map(sanitize_text, run.failure.splitlines())), err=True)
+                raise ShardscopeError(
+                    f"`shardscope {run.command.text}` does not run yet; what it printed is above. "
+                    f"{_suggest_edit(run.command)}"
+                )
+        recordings = load_recordings([run.path for run in runs], report)
+    for command in commands:
+        print_line(f"`shardscope {command.text}` runs")
     return recordings
 
 
@@ -206,12 +249,57 @@ def _suggest_edit(command: RecordCommand) -> str:
     return f"Correct {command.words[1]}, first where it says guessed, and run the command."
 
 
-def _render_settings(command_line: str, recordings: list[Recording], has_contract: bool) -> str:
-    """shardscope.toml: limits, if they are wanted, and what `shardscope ci` records."""
-    limits = render_contract(record_contract(*recordings)) + "\n" if has_contract else ""
-    table = tomlkit.table()
-    table.add(tomlkit.comment("What `shardscope ci` records; without limits it only compares."))
+class _Settings(Struct, frozen=True):
+    """shardscope.toml: limits, and what `shardscope ci` records; empty if there is none."""
+
+    text: str = ""
+    has_limits: bool = False
+    commands: tuple[RecordCommand, ...] = ()  # that `shardscope ci` records
+
+    @classmethod
+    def read(cls) -> _Settings:
+        """Read the file of the current folder."""
+        if not os.path.lexists(_CONTRACT):
+            return cls()
+        text = read_text(_CONTRACT)
+        has_commands = "record" in parse_toml(text, _CONTRACT).get("ci", {})
+        commands = read_settings(_CONTRACT).commands if has_commands else ()
+        return cls(text, "contract" in parse_toml(text, _CONTRACT), commands)
+
+    def check_lacks_something(self, *, has_contract: bool, is_alone: bool) -> None:
+        """Raise if the file has what would be added to it; `is_alone`: nothing else is written."""
+        if is_alone and self.commands and not has_contract:
+            raise OutputError(
+                f"'{_CONTRACT}' says what to record already, and init overwrites nothing. Add "
+                "--contract for limits, or remove the file first."
+            )
+        if has_contract and self.has_limits:
+            raise OutputError(
+                f"'{_CONTRACT}' has limits already, and init overwrites nothing. Update them with "
+                "shardscope contract record RECORDING --force, or remove the file first."
+            )
+
+    def save(self, command_line: str, recordings: list[Recording]) -> None:
+        """Write the file with the limits of the recordings, if there are any, and a command."""
+        text = self.text
+        if recordings:
+            text = render_contract(record_contract(*recordings), before=text)
+        if not self.commands:
+            text = _add_command(text, command_line)
+        if text != self.text:
+            write_file(text.encode(), Path(_CONTRACT), force=bool(self.text))
+            print_saved(_CONTRACT, "added what it lacked" if self.text else "")
+
+
+def _add_command(text: str, command_line: str) -> str:
+    """Add what `shardscope ci` records to a file without that."""
     commands = tomlkit.array()
     commands.append(command_line)
+    document = tomlkit.parse(text)
+    if "ci" in document:
+        document["ci"]["record"] = commands
+        return tomlkit.dumps(document)
+    table = tomlkit.table()
+    table.add(tomlkit.comment("What `shardscope ci` records; without limits it only compares."))
     table.add("record", commands)
-    return limits + tomlkit.dumps({"ci": table})
+    return (f"{text.rstrip()}\n\n" if text else "") + tomlkit.dumps({"ci": table})

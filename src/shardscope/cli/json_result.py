@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from shardscope.report.result.figures import Figures
-    from shardscope.report.result.result import Verdict
+    from shardscope.report.result.result import CommandStatus
 
 _KEY = "shardscope.json_result"
 _FLAG = "--json"
@@ -138,12 +138,12 @@ class ResultBuilder:
         )
         write_out([encode_result(result, self._list_more(parts.get("figures")))])
 
-    def _judge(self, exit_code: int, has_problems: bool) -> Verdict:
-        from shardscope.report.result.result import Verdict
+    def _judge(self, exit_code: int, has_problems: bool) -> CommandStatus:
+        from shardscope.report.result.result import CommandStatus
 
         if exit_code >= _FAILED:
-            return Verdict.FAILED
-        return Verdict.PROBLEMS if has_problems or exit_code else Verdict.OK
+            return CommandStatus.FAILED
+        return CommandStatus.PROBLEMS if has_problems or exit_code else CommandStatus.OK
 
     def cancel(self) -> None:
         """Let the command print text after all."""
@@ -170,7 +170,8 @@ class ResultBuilder:
                 "figures": self._figures,
                 "has_problems": self._has_problems,
             }
-        summary = self._render_printed() or next(iter(self._errors), "")
+        saved = (f"saved {path}{f' ({note})' if note else ''}" for path, note in self._files)
+        summary = self._render_printed() or next(iter(self._errors), "") or "; ".join(saved)
         return {"summary": summary, "has_problems": False}
 
     def _name_command(self, recording: Recording) -> Recording:

@@ -40,7 +40,7 @@ def command(root: str | None, is_skill: bool) -> None:
     The agent starts this command itself, and talks to it over standard input and output. Tools are
     run, trace, memory, audit, coverage, parity, explain, diagnose, diff, query, show and doctor.
     Those that take a target or a program execute it. Needs the package mcp: pip install
-    'shardscope[mcp]'.
+    'mcp>=2'.
     """
     folder = None if root is None else Path(root).resolve()
     if folder is not None and not folder.is_dir():
@@ -58,12 +58,13 @@ def _serve(folder: Path | None) -> None:
         import anyio
 
         from shardscope.cli.mcp_server import serve
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
             raise
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "mcp"
+        fact = "which is not installed" if is_missing else "version 2 or newer"
         raise ShardscopeError(
-            "shardscope mcp needs the package mcp, which is not installed. Install it with: pip "
-            "install 'shardscope[mcp]'."
+            f"shardscope mcp needs the package mcp, {fact}. Install it with: pip install 'mcp>=2'."
         ) from error
     if sys.stdin is not None and sys.stdin.isatty():
         click.echo("shardscope: waiting for an agent on standard input; Ctrl-C ends.", err=True)

@@ -234,7 +234,11 @@ TOOLS = (
         title="Read a recording",
         text="The summary of recordings that exist already, optionally of some modules only. Use "
         "it to look again, or at ranks of a real run together, without executing anything.",
-        arguments=(_FILES, _MODULE),
+        arguments=(
+            _FILES,
+            _MODULE,
+            _text("contract", "File with limits (shardscope.toml) to check.", "--contract"),
+        ),
         runs_code=False,
     ),
     Tool(

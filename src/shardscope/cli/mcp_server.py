@@ -36,7 +36,7 @@ from shardscope.cli.mcp_tools import Tool
 from shardscope.errors import ShardscopeError
 from shardscope.launch.processes import end_tree, list_descendants
 from shardscope.record.text import sanitize_text
-from shardscope.report.result.result import CommandResult, ErrorEntry, Verdict, encode_result
+from shardscope.report.result.result import CommandResult, CommandStatus, ErrorEntry, encode_result
 from shardscope.report.result.schema import make_outer_schema
 from shardscope.version import __version__
 
@@ -165,7 +165,7 @@ def _answer(document: bytes) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=document.decode())],
         structured_content=content,
-        is_error=content["verdict"] == Verdict.FAILED,
+        is_error=content["verdict"] == CommandStatus.FAILED,
     )
 
 
@@ -174,7 +174,7 @@ def _fail(command: str, sentence: str, exit_code: int = 2) -> bytes:
         shardscope_version=__version__,
         command=command,
         exit_code=exit_code,
-        verdict=Verdict.FAILED,
+        verdict=CommandStatus.FAILED,
         summary=sentence,
         error=ErrorEntry(message=sentence),
     )

@@ -6,6 +6,7 @@ a mistake gets a sentence; what they mean is checked by the command.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,6 +56,8 @@ class Argument(Struct, frozen=True, kw_only=True):
             raise ShardscopeError(
                 f"argument {self.name} must be {article}; got {value!r:.80}. {self.text}"
             )
+        if self.kind == "number" and not 0 < value < math.inf:
+            raise ShardscopeError(f"argument {self.name} must be above 0; got {value}. {self.text}")
         if self.choices and value not in self.choices:
             raise ShardscopeError(
                 f"argument {self.name} must be one of {', '.join(self.choices)}; got {value!r:.80}."

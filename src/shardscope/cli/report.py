@@ -14,6 +14,7 @@ from shardscope.cli.json_result import add_recording, check_stdout_is_free
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
+from shardscope.cli.verdict_options import add_expectations, verdict_options
 from shardscope.record import Recording, check_output
 from shardscope.report.html.communication_rows import MAX_CALLS
 from shardscope.report.html.html import render_html
@@ -38,10 +39,17 @@ _MAX_BYTES = 5_000_000
     help="File for the page; - is standard output.",
 )
 @click.option("--against", metavar="OTHER", help="Earlier recording to compare with.")
+@verdict_options
 @click.option("--open", "is_opened", is_flag=True, help="Open the page in a browser.")
 @force_option
 def command(
-    files: tuple[str, ...], output: str | None, against: str | None, is_opened: bool, force: bool
+    files: tuple[str, ...],
+    output: str | None,
+    against: str | None,
+    contract_path: str | None,
+    ranks_per_node: int | None,
+    is_opened: bool,
+    force: bool,
 ) -> None:
     """Save a recording as one HTML page that opens offline; several FILEs are one run."""
     target = output or name_after(files[0], ".html")
@@ -52,6 +60,7 @@ def command(
         check_output(target, force=force)
     with show_progress("reporting") as report:
         recording = load_reviewed(files, report)
+        recording = add_expectations(recording, contract_path, ranks_per_node)
         add_recording(recording, files)
         document = _draw(recording, files, against, report)
     _advise(recording, document)

@@ -10,6 +10,7 @@ from shardscope.cli.json_result import add_recording, current_json
 from shardscope.cli.loading import choose_modules, load_reviewed
 from shardscope.cli.shared_options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
+from shardscope.cli.verdict_options import add_expectations, verdict_options
 from shardscope.record import Recording
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views
@@ -25,6 +26,7 @@ _OLD_NAMES = ("proof",)  # of correctness
         "shardscope show run.json.gz",
         "shardscope show run-*.json.gz --view communication --view memory",
         "shardscope show run.json.gz --module 'layers.*.attention' --by cause",
+        "shardscope show run.json.gz --contract shardscope.toml",
     ],
     fails_if="With --strict: a finding is a warning or an error, or there is a gap.",
 )
@@ -46,6 +48,7 @@ _OLD_NAMES = ("proof",)  # of correctness
     "children.",
 )
 @by_option
+@verdict_options
 @click.option(
     "--strict",
     is_flag=True,
@@ -59,12 +62,15 @@ def command(
     views: tuple[str, ...],
     pattern: str | None,
     by: View,
+    contract_path: str | None,
+    ranks_per_node: int | None,
     strict: bool,
     no_fold: bool,
 ) -> None:
     """Print a recording; several FILEs are shown as one run."""
     with show_progress("showing") as report:
         recording = load_reviewed(files, report)
+        recording = add_expectations(recording, contract_path, ranks_per_node)
         shown = recording if pattern is None else choose_modules(recording, pattern)
         report("adding up")
         add_recording(shown, files)
@@ -82,7 +88,7 @@ def _render(
     is_folded: bool,
 ) -> RenderableType:
     if not views:
-        return render_summary(recording, by=by, is_folded=is_folded)
+        return render_summary(recording, by=by, is_folded=is_folded, full_recording=full_recording)
     view_names = [
         view_name
         for name, view_name in VIEW_NAMES.items()

@@ -10,7 +10,17 @@ from msgspec import Struct
 
 from shardscope.errors import TargetError
 
-_MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule")
+# How the names of base classes of models end: torch's, and those of libraries.
+_MODULE_ENDINGS = (
+    "Module",
+    "PreTrainedModel",
+    "ModelMixin",
+    "LMHeadModel",
+    "ForCausalLM",
+    "ForMaskedLM",
+    "Generation",
+    "Classification",
+)
 _CONFIG_WORDS = ("config", "cfg", "args", "params", "hparams")
 _BUILDER_VERBS = ("build", "make", "create", "get", "init")
 _MODEL_WORDS = ("model", "net", "network", "transformer")
@@ -76,7 +86,7 @@ class SourceFile(Struct, frozen=True, kw_only=True):
 
     def _is_module(self, item: ClassSource) -> bool:
         return any(
-            base.rpartition(".")[2] in _MODULE_BASES
+            base.endswith(_MODULE_ENDINGS)
             or base.rpartition(".")[0].endswith("nn")
             or (base in self.classes and base != item.name and self._is_module(self.classes[base]))
             for base in item.bases
@@ -84,7 +94,11 @@ class SourceFile(Struct, frozen=True, kw_only=True):
 
     def find_models(self) -> list[str]:
         """Names of what may be the model, the likeliest first: functions, instances, classes."""
-        instances = [name for name, made in self.instances.items() if self._is_made_module(made)]
+        instances = [
+            name
+            for name, made in self.instances.items()
+            if self._is_made_module(made) or name in _MODEL_WORDS
+        ]
         builders = [name for name, item in self.functions.items() if _is_builder(item)]
         contained = {name: self._list_contained(name) for name in self.classes}
         outermost = [

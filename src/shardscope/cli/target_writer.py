@@ -33,6 +33,19 @@ _LENGTHS = ("len", "position", "context", "block_size")
 """Words in the names of settings that limit the number of tokens."""
 _UNSET = "-1"  # what programs write for a setting that they compute later
 _TARGETS = ("targets", "target", "labels", "label", "y")
+_OPTIONAL = ("mask", "cache", "past", "state", "hidden")
+"""Words in the names of inputs that may be None."""
+_NUMBERED = {
+    "step": "1000",
+    "time": "1000",
+    "class": "10",
+    "label": "10",
+    "noise": "1000",
+    "domain": "2",
+    "task": "2",
+}
+"""Words in the names of inputs with a number for each sample, and below which it is."""
+_INDICES = ("idx", "ids", "index", "indices", "sparse", "categor", "token")
 _INPUT_CODE = {
     "Embedding": (
         "torch.randint(first.num_embeddings, (BATCH, SEQUENCE))",
@@ -198,14 +211,24 @@ def _batch_lines(source: SourceFile, made: str, item: ClassSource | None) -> Ite
         yield "    else:"
         yield f"        inputs = torch.randn(BATCH, {_WIDTH})"
     rest = [_guess_input(parameter, kind) for parameter in inputs[1:]]
-    yield f"    return {', '.join(['inputs', *rest])}" if rest else "    return inputs"
+    yield f"    return {', '.join(['inputs', *rest])}  # guessed" if rest else "    return inputs"
 
 
 def _guess_input(parameter: Parameter, kind: str) -> str:
-    """A further input: labels are token ids or classes, and what else is optional is None."""
-    if parameter.name not in _TARGETS:
+    """A further input: labels are token ids or classes; others are guessed by their names."""
+    name = parameter.name.lower()
+    if name in _TARGETS:
+        return "inputs.clone()" if kind == "Embedding" else "torch.zeros(BATCH, dtype=torch.long)"
+    if name == "t":
+        return "torch.randint(1000, (BATCH,))"
+    for word, bound in _NUMBERED.items():
+        if word in name:
+            return f"torch.randint({bound}, (BATCH,))"
+    if any(word in name for word in _OPTIONAL):
         return "None"
-    return "inputs.clone()" if kind == "Embedding" else "torch.zeros(BATCH, dtype=torch.long)"
+    if kind != "Embedding" and any(word in name for word in _INDICES):
+        return "torch.zeros(BATCH, SEQUENCE, dtype=torch.long)"
+    return "inputs.clone()"
 
 
 def _sharding_lines(function: str | None) -> Iterator[str]:

@@ -15,18 +15,18 @@ from shardscope.record import (
     Finding,
     Gap,
     MemoryProfile,
+    OpVerdict,
     Parallelization,
     RankSpan,
     Recording,
     Severity,
-    Verdict,
 )
 
 _VERDICTS = {
-    Figure.MISSING_OPS: (Verdict.MISSING,),
-    Figure.WRONG_OPS: (Verdict.WRONG,),
-    Figure.REPLICATED_OPS: (Verdict.REPLICATED,),
-    Figure.UNCOVERED_OPS: (Verdict.WRONG, Verdict.MISSING, Verdict.REPLICATED),
+    Figure.MISSING_OPS: (OpVerdict.MISSING,),
+    Figure.WRONG_OPS: (OpVerdict.WRONG,),
+    Figure.REPLICATED_OPS: (OpVerdict.REPLICATED,),
+    Figure.UNCOVERED_OPS: (OpVerdict.WRONG, OpVerdict.MISSING, OpVerdict.REPLICATED),
 }
 
 
@@ -128,7 +128,7 @@ _COMPILER: dict[Figure, Callable[[Explanation], Iterable[Evidence]]] = {
 }
 
 
-def _count_ops(coverage: Coverage, verdicts: tuple[Verdict, ...]) -> Total:
+def _count_ops(coverage: Coverage, verdicts: tuple[OpVerdict, ...]) -> Total:
     ops = [op for op in coverage.ops if op.verdict in verdicts]
     ops.sort(key=lambda op: (verdicts.index(op.verdict), -(op.flops or 0)))
     return Total(

@@ -14,7 +14,7 @@ scripts.
 
 from shardscope.numerics.compare import (
     Values,
-    Verdict,
+    ValueVerdict,
     compare,
     compare_value,
     find_distance,
@@ -53,8 +53,8 @@ __all__ = [
     "NoiseFloor",
     "RandomRounding",
     "RngUseMode",
+    "ValueVerdict",
     "Values",
-    "Verdict",
     "check",
     "compare",
     "compare_value",

@@ -53,7 +53,7 @@ _COMPARABLE = (
 
 @final
 @dataclass(frozen=True)
-class Verdict:
+class ValueVerdict:
     """The verdict on one value: `fact` says what is wrong, or more accurate, in a sentence."""
 
     name: str
@@ -72,7 +72,7 @@ def compare(
     eager: Values,
     get_fp64: GetFp64Values,
     perturbed_runs: PerturbedRuns = no_perturbed_runs,
-) -> Iterator[Verdict]:
+) -> Iterator[ValueVerdict]:
     """A verdict on each value of either run, in eager's order."""
     for name in (*eager, *(name for name in compiled if name not in eager)):
         if name not in eager:
@@ -89,7 +89,7 @@ def compare_value(
     eager: object,
     get_fp64: GetFp64Values,
     perturbed_runs: PerturbedRuns = no_perturbed_runs,
-) -> Verdict:
+) -> ValueVerdict:
     """The verdict on one value, which has this name in all runs."""
     if not isinstance(eager, Tensor) or not isinstance(compiled, Tensor):
         return _compare_non_tensors(name, compiled, eager, get_fp64)
@@ -97,10 +97,10 @@ def compare_value(
     if difference:
         return _report_wrong(name, f"{name} {difference}")
     if eager.is_meta:
-        return Verdict(name, Condition.FINE)
+        return ValueVerdict(name, Condition.FINE)
     compiled, eager = dense_local(compiled), dense_local(eager)
     if is_same(compiled, eager):
-        return Verdict(name, Condition.FINE)
+        return ValueVerdict(name, Condition.FINE)
     known = (get_fp64() or {}).get(name)
     fp64 = dense_local(known) if isinstance(known, Tensor) else None
     if fp64 is not None and fp64.shape != eager.shape:
@@ -152,23 +152,25 @@ class _TensorCase:
 
 def _compare_non_tensors(
     name: str, compiled: object, eager: object, get_fp64: GetFp64Values
-) -> Verdict:
+) -> ValueVerdict:
     if isinstance(eager, Iterator) and isinstance(compiled, Iterator):
-        return Verdict(name, Condition.FINE)  # compiled code returns iterators of other classes
+        return ValueVerdict(
+            name, Condition.FINE
+        )  # compiled code returns iterators of other classes
     if type(compiled) is not type(eager):
         return _report_wrong(name, f"{name} is {_describe(compiled)} instead of {_describe(eager)}")
     if isinstance(eager, float | complex):
         dtype = torch.complex128 if isinstance(eager, complex) else torch.float64
         got, wanted = (torch.tensor(value, dtype=dtype) for value in (compiled, eager))
         if is_same(got, wanted):
-            return Verdict(name, Condition.FINE)
+            return ValueVerdict(name, Condition.FINE)
         value = (get_fp64() or {}).get(name)
         known = torch.tensor(value, dtype=dtype) if type(value) is type(eager) else None
         # A Python number comes from a tensor, usually of lower precision.
         case = _TensorCase(name, got, wanted, known, no_perturbed_runs)
         return _compare_inexact(case, dtype=torch.float32)
     if not isinstance(eager, _COMPARABLE) or compiled == eager:
-        return Verdict(name, Condition.FINE)
+        return ValueVerdict(name, Condition.FINE)
     return _report_wrong(name, f"{name} is {_describe(compiled)} instead of {_describe(eager)}")
 
 
@@ -212,11 +214,11 @@ def _describe(value: object) -> str:
     return f"{value!r:.80}"
 
 
-def _report_wrong(name: str, fact: str) -> Verdict:
-    return Verdict(name, Condition.WRONG_RESULT, fact)
+def _report_wrong(name: str, fact: str) -> ValueVerdict:
+    return ValueVerdict(name, Condition.WRONG_RESULT, fact)
 
 
-def _compare_integers(case: _TensorCase) -> Verdict:
+def _compare_integers(case: _TensorCase) -> ValueVerdict:
     """The verdict on integers: equal to eager's, or to a run's with perturbed rounding."""
     is_off = case.compiled != case.eager
     if case.fp64 is not None:
@@ -230,10 +232,12 @@ def _compare_integers(case: _TensorCase) -> Verdict:
         num_alone = int((torch.stack(moved).sum(0) == 1).sum()) if len(moved) > 2 else 0
         if int(is_off.sum()) > 4 * num_alone / max(1, len(samples)):
             return _report_integers(case, is_off)
-    return Verdict(case.name, Condition.FINE, f"{case.name} depends on the last bit of a number")
+    return ValueVerdict(
+        case.name, Condition.FINE, f"{case.name} depends on the last bit of a number"
+    )
 
 
-def _report_integers(case: _TensorCase, is_off: Tensor) -> Verdict:
+def _report_integers(case: _TensorCase, is_off: Tensor) -> ValueVerdict:
     # Differences of large integers may vanish in double precision, so compare the integers.
     flat_index = int(is_off.flatten().to(torch.int8).argmax())
     got, wanted = (tensor.flatten()[flat_index].item() for tensor in (case.compiled, case.eager))
@@ -253,7 +257,7 @@ def _report_integers(case: _TensorCase, is_off: Tensor) -> Verdict:
         f"{case.name} differs in {count:,} of {is_off.numel():,} elements, "
         f"first at {list(index)}: {got} instead of {wanted}"
     )
-    return Verdict(case.name, Condition.WRONG_RESULT, fact, deviation)
+    return ValueVerdict(case.name, Condition.WRONG_RESULT, fact, deviation)
 
 
 @final
@@ -278,7 +282,7 @@ class _Fp64Case:
         return tensor if self.is_compared is None else torch.where(self.is_compared, tensor, 0.0)
 
 
-def _compare_inexact(case: _TensorCase, dtype: torch.dtype | None = None) -> Verdict:
+def _compare_inexact(case: _TensorCase, dtype: torch.dtype | None = None) -> ValueVerdict:
     """The verdict on a floating-point or complex tensor.
 
     `dtype` is the dtype in which the values were computed, if it is lower than the tensor's
@@ -321,7 +325,7 @@ def _find_unexplained_nonfinite(
 
 def _report_nonfinite(
     case: _TensorCase, compiled: Tensor, eager: Tensor, fp64: Tensor, is_unexplained: Tensor
-) -> Verdict:
+) -> ValueVerdict:
     flat_index = int(is_unexplained.flatten().to(torch.int8).argmax())
     got, wanted = (float(tensor.flatten()[flat_index]) for tensor in (compiled, fp64))
     if (
@@ -346,10 +350,10 @@ def _report_nonfinite(
         expected=wanted if math.isfinite(wanted) else None,
         got=got if math.isfinite(got) else None,
     )
-    return Verdict(case.name, Condition.NAN, fact, deviation)
+    return ValueVerdict(case.name, Condition.NAN, fact, deviation)
 
 
-def _compare_finite(case: _TensorCase, fp64_case: _Fp64Case) -> Verdict:
+def _compare_finite(case: _TensorCase, fp64_case: _Fp64Case) -> ValueVerdict:
     off = fp64_case.off
     failing = off
     for count in (0, _NUM_FIRST_RUNS, _NUM_RUNS):
@@ -382,14 +386,14 @@ def _find_bounds(case: _TensorCase, fp64_case: _Fp64Case, count: int) -> Bounds 
     return replace(bounds, each=torch.where(fp64_case.is_new, far, bounds.each))
 
 
-def _report_agreement(case: _TensorCase, fp64_case: _Fp64Case, off: Tensor) -> Verdict:
+def _report_agreement(case: _TensorCase, fp64_case: _Fp64Case, off: Tensor) -> ValueVerdict:
     error, eager_error = find_rms(off), find_rms(fp64_case.eager - fp64_case.target)
     has_more = fp64_case.is_new is not None and bool(fp64_case.is_new.any())
     few = 1 + 4 / math.sqrt(max(1, off.numel()))
     # A tensor that is nothing but noise is not more accurate.
     is_nearer = error * few < _NEARER * eager_error < find_rms(fp64_case.target)
     if case.fp64 is None or not (has_more or is_nearer):
-        return Verdict(case.name, Condition.FINE)
+        return ValueVerdict(case.name, Condition.FINE)
     deviation = _make_deviation(case, fp64_case, off)
     fact = (
         f"{case.name} has numbers where eager execution has NaN"
@@ -397,12 +401,12 @@ def _report_agreement(case: _TensorCase, fp64_case: _Fp64Case, off: Tensor) -> V
         else f"{case.name} is off by {deviation.relative_rmse:.1e} of its size, "
         f"eager execution by {deviation.eager_rmse:.1e}"
     )
-    return Verdict(case.name, Condition.MORE_ACCURATE, fact, deviation)
+    return ValueVerdict(case.name, Condition.MORE_ACCURATE, fact, deviation)
 
 
 def _report_deviation(
     case: _TensorCase, fp64_case: _Fp64Case, off: Tensor, failing: Tensor, is_number_lost: bool
-) -> Verdict:
+) -> ValueVerdict:
     deviation = _make_deviation(case, fp64_case, torch.where(failing, off, 0.0))
     assert deviation.got is not None
     assert deviation.expected is not None
@@ -415,7 +419,7 @@ def _report_deviation(
         f"{where}, {worst}{deviation.got:.6g} instead of {deviation.expected:.6g}"
     )
     condition = Condition.NAN if is_number_lost else Condition.WRONG_RESULT
-    return Verdict(case.name, condition, fact, structs.replace(deviation, relative_rmse=error))
+    return ValueVerdict(case.name, condition, fact, structs.replace(deviation, relative_rmse=error))
 
 
 def _make_deviation(case: _TensorCase, fp64_case: _Fp64Case, off: Tensor) -> Deviation:

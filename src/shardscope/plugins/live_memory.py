@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import final
 
 from msgspec.structs import replace
+from torch.optim import Optimizer
 
 from shardscope._torch.modules import every_module, is_compiled
 from shardscope.attribution.module_names import Models, ModuleNames
@@ -49,6 +50,11 @@ class LiveMemory:
         self._device_type = next((tensor.device.type for tensor in tensors), "")
         self._steps = ObservedSteps(models, is_live=current_world() is None)
         self._stack.enter_context(self._steps.watching())
+
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped, and the step may end before that is noticed."""
+        if self._steps is not None:
+            self._steps.note_step(optimizer)
 
     def end(self) -> None:
         """Stop observing at the end of the step."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, final
 
 from msgspec.structs import replace
+from torch.optim import Optimizer
 
 from shardscope.attribution.module_names import Models
 from shardscope.attribution.program_records import read_identity
@@ -127,6 +128,11 @@ class StepRecorder:
             self._is_entered = False
             self._trace.__exit__(None if error is None else type(error), error, None)
 
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped, from a hook of it that runs before those of all optimizers."""
+        if self._memory is not None:
+            self._memory.note_optimizer(optimizer)
+
     def end_step(self, num_done: int, *gaps: Gap) -> None:
         """Pause after a step, and write the recording if `num_done` steps include the last."""
         self.pause()
@@ -180,6 +186,8 @@ class StepRecorder:
     def warn_if_missed(self, num_done: int) -> None:
         """Warn if training ended after `num_done` steps without reaching the step."""
         if self._is_done or self.is_recording or read_identity()[0] != 0:
+            return
+        if os.getpid() != self._pid:  # a forked process is no trainer
             return
         warn(
             f"step {self.step} was not recorded, because training ended with step {num_done} "

@@ -20,7 +20,6 @@ from shardscope.errors import PluginError
 from shardscope.plugins.step_recorder import (
     RecorderOptions,
     StepRecorder,
-    close_quietly,
     never_raise,
 )
 
@@ -87,7 +86,7 @@ class LoopObserver:
         self._handles: list[RemovableHandle] = []
         self._waiting = ExitStack()  # in which module calls are watched
         # Training is over when its optimizer is collected, or the process ends.
-        weakref.finalize(optimizers[0], close_quietly, recorder)
+        self._finalizer = weakref.finalize(optimizers[0], self._end)
         self._begin(optimizers)
 
     def __repr__(self) -> str:
@@ -104,6 +103,11 @@ class LoopObserver:
     @never_raise
     def close(self) -> None:
         """Stop observing; warn if the step was not reached."""
+        self._finalizer.detach()
+        self._end()
+
+    @never_raise
+    def _end(self) -> None:
         self._stop()
         self.recorder.close()
         self.recorder.warn_if_missed(self._num_done)
@@ -128,6 +132,7 @@ class LoopObserver:
             return
         self._stepped.clear()
         self._num_done += 1
+        self.recorder.note_optimizer(optimizer)
         self.recorder.end_step(self._num_done)
         if self.recorder.is_done:
             self._stop()

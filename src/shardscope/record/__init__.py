@@ -103,11 +103,11 @@ from shardscope.record.sharding_records import (
     Level,
     Move,
     OpCoverage,
+    OpVerdict,
     Sharding,
     Slice,
     Stretches,
     TensorLayout,
-    Verdict,
     cut_stretches,
 )
 from shardscope.record.stream import StreamWriter
@@ -165,6 +165,7 @@ __all__ = [
     "Move",
     "OpCoverage",
     "OpKind",
+    "OpVerdict",
     "Parallelization",
     "Parameter",
     "Parity",
@@ -198,7 +199,6 @@ __all__ = [
     "TensorKind",
     "TensorLayout",
     "TensorVerdict",
-    "Verdict",
     "check_output",
     "compress_ranks",
     "count_ranks",

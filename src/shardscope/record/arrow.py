@@ -13,7 +13,7 @@ from shardscope.record.tables import Column, ColumnType, Table, make_tables
 from shardscope.record.text import replace_surrogates
 
 
-def import_package(name: str, purpose: str, *, package: str = "'shardscope[data]'") -> Any:
+def import_package(name: str, purpose: str, *, package: str = "duckdb pyarrow") -> Any:
     """Import an optional package, or raise PluginError with the command that installs it.
 
     `purpose` is what needs it, the subject of the sentence; `package` is what pip installs.

@@ -35,7 +35,7 @@ from shardscope.record.profile_records import (
 from shardscope.record.ranks import MAX_RANKS, RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
-from shardscope.record.sharding_records import Coverage, OpCoverage, Verdict
+from shardscope.record.sharding_records import Coverage, OpCoverage, OpVerdict
 from shardscope.record.stream import STREAM_FORMAT
 from shardscope.record.text import excerpt
 
@@ -393,5 +393,5 @@ def _upgrade_coverage(coverage: Coverage) -> Coverage:
 
 
 def _upgrade_op(op: OpCoverage) -> OpCoverage:
-    is_local = op.verdict is Verdict.SHARDED and op.detail in _LOCAL_DETAILS
-    return replace(_without_zeros(op, "flops"), verdict=Verdict.LOCAL if is_local else op.verdict)
+    is_local = op.verdict is OpVerdict.SHARDED and op.detail in _LOCAL_DETAILS
+    return replace(_without_zeros(op, "flops"), verdict=OpVerdict.LOCAL if is_local else op.verdict)

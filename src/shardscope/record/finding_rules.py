@@ -371,6 +371,19 @@ _RULES = {
             "shardscope's.",
         ),
     ),
+    "contract": (
+        (
+            "contract-exceeded",
+            _FAILURE,
+            "A figure is beyond the limit that the contract sets: what `shardscope contract check` "
+            "fails on.",
+        ),
+        (
+            "contract-not-measured",
+            _NOTE,
+            "The contract limits a figure that was not recorded here, so that it was not checked.",
+        ),
+    ),
 }
 
 FINDING_RULES = {

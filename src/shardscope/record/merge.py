@@ -432,6 +432,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         num_forwards=max(counts, default=None),
         device_type=next((run.device_type for run in runs if run.device_type), None),
         skipped_checks=tuple(dict.fromkeys(name for run in runs for name in run.skipped_checks)),
+        ranks_per_node=next((run.ranks_per_node for run in runs if run.ranks_per_node), None),
     )
 
 

@@ -41,7 +41,8 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     counted: figures of collectives are of all of these together. `device_type` is the device that
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
     there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
-    given no audit of the model before sharding, "step" no step to run.
+    given no audit of the model before sharding, "step" no step to run. `ranks_per_node` is how many
+    ranks share a node, None where that is not known.
     """
 
     torch_version: str
@@ -55,6 +56,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     num_forwards: Natural | None = None
     device_type: str | None = None
     skipped_checks: tuple[str, ...] = ()
+    ranks_per_node: NumRanks | None = None
 
 
 class Group(Record, frozen=True, kw_only=True, gc=False):

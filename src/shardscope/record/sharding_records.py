@@ -23,7 +23,7 @@ class Level(StrEnum):
     INDUCTOR = "inductor"
 
 
-class Verdict(StrEnum):
+class OpVerdict(StrEnum):
     """What happens to an op when its inputs are sharded."""
 
     LOCAL = "local"  # on each rank by itself: none of its inputs is sharded
@@ -52,7 +52,7 @@ class Sharding(Record, frozen=True, kw_only=True, gc=False):
     """
 
     inputs: tuple[str, ...]
-    verdict: Verdict
+    verdict: OpVerdict
     outputs: tuple[str, ...] = ()
     num_bytes: Natural | None = None  # that this rank sends, at the most; None if it is not known
     detail: str = ""
@@ -63,7 +63,7 @@ class OpCoverage(Record, frozen=True, kw_only=True, gc=False):
 
     op: str
     schema: str
-    verdict: Verdict
+    verdict: OpVerdict
     num_forward: Natural = 0
     num_backward: Natural = 0
     flops: Natural | None = None  # of all its calls; None where torch has no formula for it

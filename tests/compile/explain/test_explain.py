@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -372,3 +374,29 @@ def test_a_recording_with_an_explanation_is_saved_and_loaded(tmp_path: Any) -> N
 )
 def test_odd_inputs_are_explained(inputs: tuple[torch.Tensor, ...]) -> None:
     assert explain_one(lambda x: x * 2 + 1, *inputs).num_ops == 2
+
+
+@contextlib.contextmanager
+def _while_writing() -> Iterator[torch.Tensor]:
+    yield torch.ones(1) + 1
+
+
+def test_a_stream_that_a_logger_has_replaced_is_not_part_of_the_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write = sys.stdout.write
+
+    def write_and_log(text: str) -> int:
+        with _while_writing():
+            return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", write_and_log)
+
+    def say(x: torch.Tensor) -> torch.Tensor:
+        print("hello")
+        return x.sin()
+
+    explanation = explain_one(say, torch.ones(4))
+    assert [graph.function.rpartition(".")[2] for graph in explanation.graphs] == ["say"]
+    assert explanation.skipped_frames == ()
+    assert len(explanation.break_sites) == 1

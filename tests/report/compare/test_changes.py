@@ -212,6 +212,8 @@ def test_json_has_every_change_with_its_status_and_verdict():
     first = next(change for change in document.changes if change.area is Area.COLLECTIVES)
     assert (first.status, first.before, first.after, first.delta) == (Status.ADDED, None, 1, 1)
     assert (first.repeat, len(first.modules), first.is_worse) == (4, 4, True)
+    assert (first.axis, first.kind, first.phase) == ("tp", "all_reduce", "forward")
+    assert first.ranks == ""
     (area,) = [area for area in document.areas if area.area is Area.COLLECTIVES]
     assert (area.before, area.after, area.added, area.gone) == ("48", "52", 4, 0)
 

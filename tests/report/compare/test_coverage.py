@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from compared_recordings import list_changes, make_coverage
 from sample_recordings import make_recording
-from shardscope.record import Level, Verdict
+from shardscope.record import Level, OpVerdict
 from shardscope.report.compare.changes import Area
 
 
 def test_coverage_compares_verdicts_per_op_and_level():
     before = make_recording(
         coverage=(
-            make_coverage({"mm": Verdict.SHARDED, "sort": Verdict.MISSING, "add": Verdict.SHARDED}),
-            make_coverage({"mm": Verdict.SHARDED}, Level.INDUCTOR),
+            make_coverage(
+                {"mm": OpVerdict.SHARDED, "sort": OpVerdict.MISSING, "add": OpVerdict.SHARDED}
+            ),
+            make_coverage({"mm": OpVerdict.SHARDED}, Level.INDUCTOR),
         )
     )
     after = make_recording(
         coverage=(
-            make_coverage({"mm": Verdict.REPLICATED, "sort": Verdict.DECOMPOSED}),
-            make_coverage({"mm": Verdict.SHARDED, "cat": Verdict.WRONG}, Level.INDUCTOR),
+            make_coverage({"mm": OpVerdict.REPLICATED, "sort": OpVerdict.DECOMPOSED}),
+            make_coverage({"mm": OpVerdict.SHARDED, "cat": OpVerdict.WRONG}, Level.INDUCTOR),
         )
     )
     place = "layers.{0,1}.up"

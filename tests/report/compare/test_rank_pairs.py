@@ -15,6 +15,8 @@ def test_ranks_are_compared_individually_and_named_where_not_all_changed():
     assert lines(changes, Area.COLLECTIVES) == [
         "changed worse | a: all_reduce[tp] in forward, ranks 1-2: 1 → 2"
     ]
+    (row,) = changes.of(Area.COLLECTIVES)
+    assert (row.axis, row.kind, row.phase, row.ranks) == ("tp", "all_reduce", "forward", "1-2")
     assert changes.notes == ()
     everywhere = make_world({"a": 2}, {"a": 2}, {"a": 2}, {"a": 1, "b": 1})
     assert list_changes(make_world(*[{"a": 1}] * 4), everywhere, Area.COLLECTIVES) == [

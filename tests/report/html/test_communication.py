@@ -29,9 +29,9 @@ from shardscope.record import (
     Source,
 )
 from shardscope.report.html import communication_rows as communication
-from shardscope.report.html import timeline_rows
+from shardscope.report.html import matrix_rows, timeline_rows
 from shardscope.report.html.html import build_page
-from shardscope.report.html.page import Communication
+from shardscope.report.html.page import Communication, Matrix, MatrixParts
 
 UNASKED = Redistribute(
     before=("Shard(0)",), after=("Replicate",), asked_by="aten.mm.default", is_implicit=True
@@ -304,6 +304,59 @@ def test_a_matrix_is_drawn_if_ranks_differ_or_send_elsewhere_than_along_the_mesh
     unnamed = (make_collective(rank=rank, group="even", num_ranks=2) for rank in (0, 2))
     assert summarize(*unnamed) == ""
     assert summarize(issue(0, CollectiveKind.BARRIER, 0)) == ""
+
+
+def read_parts(*calls: Collective) -> tuple[Matrix, MatrixParts]:
+    matrix = read(make_recording(calls, groups=GROUPS, world_size=4)).matrix
+    assert matrix is not None
+    assert matrix.parts is not None
+    return matrix, matrix.parts
+
+
+def sum_pairs(parts: MatrixParts) -> tuple[int, ...]:
+    sums = Counter[int]()
+    for pair, num_bytes in zip(parts.pair, parts.num_bytes, strict=True):
+        sums[pair] += num_bytes
+    return tuple(sums[pair] for pair in sorted(sums))
+
+
+def test_the_parts_of_a_matrix_are_by_all_that_can_be_selected_and_add_up_to_it() -> None:
+    exchange = CollectiveKind.ALL_TO_ALL
+    calls = [
+        issue(rank, exchange, 7 + rank, order=order, phase=phase, axis="tp", owner=f"m{order}")
+        for rank in range(4)
+        for order, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD))
+    ]
+    matrix, parts = read_parts(*calls, issue(0, CollectiveKind.ALL_REDUCE, 5, order=3, axis="dp"))
+    assert sum_pairs(parts) == matrix.num_bytes
+    assert not parts.merged
+    assert len(set(parts.axis)) == 2
+    phases = list(Phase)
+    backward = sum(
+        num_bytes
+        for phase, num_bytes in zip(parts.phase, parts.num_bytes, strict=True)
+        if phases[phase] is Phase.BACKWARD
+    )
+    assert backward == 2 * (7 + 8 + 9 + 10)
+
+
+def test_parts_of_a_matrix_are_merged_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [
+        issue(rank, CollectiveKind.ALL_REDUCE, 5 + rank, order=order, owner=f"m{order}", axis="tp")
+        for rank in range(4)
+        for order in range(10)
+    ]
+    monkeypatch.setattr(matrix_rows, "_MAX_PARTS", 8)
+    matrix, parts = read_parts(*calls)
+    assert (len(parts.pair), sum_pairs(parts)) == (4, matrix.num_bytes)
+    assert parts.merged == ("dtype", "source", "owner")
+    assert set(parts.owner) == {-1}
+    assert set(parts.axis) != {-1}
+    monkeypatch.setattr(matrix_rows, "_MAX_PARTS", 3)
+    whole = read(make_recording(calls, groups=GROUPS, world_size=4)).matrix
+    assert whole is not None
+    assert whole.parts is None
+    assert whole.num_bytes == matrix.num_bytes
 
 
 def test_more_than_64_ranks_are_not_drawn() -> None:

@@ -20,16 +20,18 @@ from shardscope.record import (
     GraphOp,
     Inserted,
     Level,
+    Module,
     Move,
     OpCoverage,
     OpKind,
+    OpVerdict,
     Parity,
     Phase,
+    RankSpan,
     Source,
     StageTime,
     TensorKind,
     TensorVerdict,
-    Verdict,
 )
 from shardscope.report.html import compiler_rows as compiler
 from shardscope.report.html.html import build_page
@@ -127,10 +129,10 @@ def test_ops_that_block_sharding_come_first() -> None:
     ops = tuple(
         OpCoverage(op=op, schema=op, verdict=verdict, num_forward=1, flops=flops)
         for op, verdict, flops in (
-            ("fine", Verdict.SHARDED, 9),
-            ("small", Verdict.MISSING, 1),
-            ("large", Verdict.MISSING, 5),
-            ("bad", Verdict.WRONG, 0),
+            ("fine", OpVerdict.SHARDED, 9),
+            ("small", OpVerdict.MISSING, 1),
+            ("large", OpVerdict.MISSING, 5),
+            ("bad", OpVerdict.WRONG, 0),
         )
     )
     move = Move(argument="mat2", before=("Shard(0)",), after=("Replicate",), num_bytes=2048)
@@ -189,8 +191,32 @@ def test_collectives_that_were_put_in_fold_over_layers() -> None:
     page = build_page(recording)
     assert page.proof is not None
     (row,) = page.proof.parallel[0].inserted
-    assert (row.count, row.size_bytes, row.cause) == (3, 30, "layers.0-2.wo.weight is cut")
-    assert page.modules.path[row.module] == "layers.0.wo"
+    assert (row.size_bytes, row.cause) == (10, "layers.0-2.wo.weight is cut")
+    assert [page.modules.path[module] for module in row.modules] == [
+        f"layers.{layer}.wo" for layer in range(3)
+    ]
+    assert row.sources == (-1, -1, -1)
+
+
+def test_tensors_have_the_modules_that_own_them() -> None:
+    names = {"": TensorKind.OUTPUT, "layers.0.wq.weight": TensorKind.GRADIENT}
+    names |= {"[1]": TensorKind.OUTPUT, "head.bias": TensorKind.GRADIENT}
+    verdicts = tuple(
+        TensorVerdict(name=name, kind=kind, agreement=Agreement.CLOSE)
+        for name, kind in names.items()
+    )
+    axes = (Axis(name="tp", size=2),)
+    modules = tuple(
+        Module(name=name, type="Linear", ranks=(RankSpan(0),)) for name in ("layers.0.wq", "head")
+    )
+    page = build_page(
+        make_recording(modules=modules, parity=(Parity(axes=axes, tensors=verdicts),))
+    )
+    assert page.proof is not None
+    (parity,) = page.proof.parity
+    assert parity.tensors.name == ("the output", "layers.0.wq.weight", "output [1]", "head.bias")
+    owners = [page.modules.path[at] if at >= 0 else None for at in parity.tensors.module]
+    assert owners == [None, "layers.0.wq", None, "head"]
 
 
 def test_a_page_without_compilers_has_no_such_view() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sample_recordings import make_collective, make_recording
 from shardscope.record import Module, Parameter, RankSpan, Recording
 from shardscope.report.html.html import build_page
+from shardscope.report.html.page import EarlierRecording
 from shardscope.report.html.page_modules import GoneModules
 
 
@@ -49,6 +50,7 @@ def test_figures_are_matched_by_name_and_what_is_gone_is_listed_below_its_parent
         GoneModules(
             parent=1,
             name="layers.{2,3}",
+            paths=("layers.2", "layers.3"),
             num_modules=2,
             count=2,
             wire_bytes=140,
@@ -74,3 +76,18 @@ def test_a_recording_without_modules_gives_no_earlier_figures() -> None:
     page = build_page(make_model(2), against=make_recording(()))
     assert page.modules.earlier is None
     assert build_page(make_model(1)).modules.earlier is None
+
+
+def test_the_earlier_recording_has_its_collectives_by_names_of_the_page() -> None:
+    page = build_page(make_model(2, prefix="_orig_mod."), against=make_model(3, num_bytes=70))
+    earlier = page.earlier
+    assert earlier is not None
+    assert earlier.communication is not None
+    traffic = earlier.communication.traffic
+    owners = [earlier.modules[owner] for owner in traffic.owner]
+    assert owners == ["_orig_mod.layers.0", "_orig_mod.layers.1", "layers.2"]
+    assert traffic.wire_bytes == (70, 70, 70)
+    assert set(traffic.source) == {-1}
+    assert earlier.communication.axes == build_page(make_model(3)).communication.axes
+    assert build_page(make_model(2)).earlier is None
+    assert build_page(make_model(2), against=make_recording(())).earlier == EarlierRecording()

@@ -20,12 +20,12 @@ from shardscope.record import (
     MemoryUse,
     Module,
     OpCoverage,
+    OpVerdict,
     Parameter,
     Phase,
     RankSpan,
     Recording,
     Severity,
-    Verdict,
 )
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page_modules import Modules
@@ -249,7 +249,7 @@ def test_a_recording_without_modules_has_those_it_names() -> None:
 
 def test_modules_that_are_only_named_stand_by_their_numbers() -> None:
     names = ("layers.10.b", "layers.2.b", "layers.2.a", "head", "layers.10.a")
-    op = OpCoverage(op="mm", schema="", verdict=Verdict.SHARDED, modules=names)
+    op = OpCoverage(op="mm", schema="", verdict=OpVerdict.SHARDED, modules=names)
     coverage = Coverage(rank=0, level=Level.EXPORTED, axes=(), has_plan=True, ops=(op,))
     page = build_page(make_recording(coverage=(coverage,)))
     leaves = [path for path in page.modules.path if path in names]

@@ -89,8 +89,8 @@ def test_gaps_of_several_ranks_are_merged() -> None:
     gaps = tuple(Gap(place="FSDP", fact="unread", rank=rank, is_loss=True) for rank in range(3))
     page = build_page(make_recording(gaps=(*gaps, Gap(place="here", fact="odd", rank=5))))
     first, second = page.gaps
-    assert (first.place, first.rank, first.is_loss) == ("FSDP (ranks 0-2)", None, True)
-    assert (second.place, second.rank, second.is_loss) == ("here", 5, False)
+    assert (first.place, first.ranks, first.is_loss) == ("FSDP", "ranks 0-2", True)
+    assert (second.place, second.ranks, second.is_loss) == ("here", "rank 5", False)
 
 
 def test_traffic_is_shown_per_rank() -> None:

@@ -7,8 +7,10 @@ from msgspec.structs import replace
 from sample_recordings import make_collective, make_recording
 from shardscope.record import CollectiveKind, Group, RankSpan
 from shardscope.record.units import format_bytes
+from shardscope.report.export.markdown import render_markdown
 from shardscope.report.html.html import build_page
-from shardscope.report.model.traffic_totals import sum_sent_bytes
+from shardscope.report.model.traffic_totals import fold_ranks, sum_sent_bytes
+from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.charts import render_matrix
 from shardscope.report.text.summary import render_plain
 
@@ -88,3 +90,13 @@ def test_calls_with_unknown_receivers_are_counted():
     assert "2 calls left out: their destination was not recorded" in title.plain
     title, _ = render_matrix(_with_group(*lost, _in_group(0, CollectiveKind.BROADCAST)))
     assert "what 1 recorded rank sent (ring estimate); 2 calls left out" in title.plain
+
+
+def test_of_ranks_that_send_the_same_figures_are_of_the_one_with_most_collectives():
+    alone = make_collective(rank=0, wire_bytes=300)
+    halves = [make_collective(rank=1, wire_bytes=150) for _ in range(2)]
+    recording = make_recording((alone, *halves), ranks=(0, 1))
+    figures = read_figures(recording, fold_ranks(recording)).communication
+    assert (figures.rank, figures.count) == (1, 2)
+    assert figures.causes[0].count == figures.modules[0].count == 2
+    assert "| `world` | all_reduce | 2 | 8.00 KiB | 300 B |" in render_markdown(recording)

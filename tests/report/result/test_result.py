@@ -20,8 +20,8 @@ from shardscope.report.result.recording_figures import read_changes
 from shardscope.report.result.result import (
     MAX_TOKENS,
     CommandResult,
+    CommandStatus,
     RecordingSummary,
-    Verdict,
     encode_result,
     estimate_tokens,
     summarize_recording,
@@ -40,7 +40,7 @@ def make_document(recording: Recording | RecordingSummary) -> dict[str, Any]:
         shardscope_version="1",
         command="shardscope show run.json --json",
         exit_code=0,
-        verdict=Verdict.OK,
+        verdict=CommandStatus.OK,
         summary=parts.summary,
         findings=parts.findings,
         gaps=parts.gaps,
@@ -121,7 +121,7 @@ def test_untrusted_text_cannot_control_a_terminal_or_a_ci_runner() -> None:
             shardscope_version="1",
             command="::error::x\n##[error]y",
             exit_code=0,
-            verdict=Verdict.OK,
+            verdict=CommandStatus.OK,
             summary="",
         )
     )
@@ -135,7 +135,7 @@ def test_a_comparison_has_worse_changes_first() -> None:
         shardscope_version="1",
         command="shardscope diff a.json b.json --json",
         exit_code=0,
-        verdict=Verdict.PROBLEMS,
+        verdict=CommandStatus.PROBLEMS,
         summary="",
         figures=Figures(comparisons=(read_changes(changes),)),
     )
@@ -154,7 +154,7 @@ def test_long_texts_are_shortened_and_what_does_not_fit_is_dropped_last_entry_fi
         shardscope_version="1",
         command="c",
         exit_code=0,
-        verdict=Verdict.OK,
+        verdict=CommandStatus.OK,
         summary="y" * 10_000,
         messages=entries,
     )
@@ -174,7 +174,7 @@ def test_a_table_of_numbers_counts_each_digit_as_a_token() -> None:
         shardscope_version="1",
         command="c",
         exit_code=0,
-        verdict=Verdict.OK,
+        verdict=CommandStatus.OK,
         summary="",
         figures=Figures(table=table),
     )

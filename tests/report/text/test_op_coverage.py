@@ -14,9 +14,9 @@ from shardscope.record import (
     Level,
     Move,
     OpCoverage,
+    OpVerdict,
     Recording,
     Source,
-    Verdict,
 )
 from shardscope.record.units import format_flops
 from shardscope.report.export.csv import render_coverage_csv
@@ -25,7 +25,7 @@ from shardscope.report.text.summary import render_text
 HOSTILE = "evil\x1b[31m\n=cmd [bold]"
 
 
-def make_op(op: str, verdict: Verdict = Verdict.SHARDED, **changes: object) -> OpCoverage:
+def make_op(op: str, verdict: OpVerdict = OpVerdict.SHARDED, **changes: object) -> OpCoverage:
     base = OpCoverage(op=op, schema=f"{op}(Tensor self) -> Tensor", verdict=verdict, num_forward=1)
     return replace(base, **changes)
 
@@ -41,10 +41,10 @@ def make_covered(*levels: Coverage) -> Recording:
 
 MIXED = make_coverage(
     make_op("aten.mm.default", num_forward=6, num_backward=2, flops=3_000_000),
-    make_op("aten.small.default", Verdict.MISSING, num_forward=2, flops=0),
+    make_op("aten.small.default", OpVerdict.MISSING, num_forward=2, flops=0),
     make_op(
         "aten.big.default",
-        Verdict.WRONG,
+        OpVerdict.WRONG,
         flops=1_000_000,
         detail="with self as Shard(1) result 0 is off",
         remedy="Do not shard self.",
@@ -79,7 +79,7 @@ def test_ops_that_shard_block_nothing() -> None:
 
 def test_moves_show_what_the_costliest_sends() -> None:
     move = Move(argument="self", before=("Shard(0)",), after=("Replicate",), num_bytes=2048)
-    op = make_op("aten.mm.default", Verdict.REDISTRIBUTED, moves=(move,))
+    op = make_op("aten.mm.default", OpVerdict.REDISTRIBUTED, moves=(move,))
     assert "2.00 KiB" in render_text(make_covered(make_coverage(op)), width=120)
 
 
@@ -95,7 +95,7 @@ def test_ranks_of_a_merged_recording_have_tables_of_their_own() -> None:
 
 
 def test_hostile_names_stay_on_their_lines_and_run_nowhere() -> None:
-    op = make_op(HOSTILE, Verdict.MISSING, detail=HOSTILE, remedy=HOSTILE, modules=(HOSTILE,))
+    op = make_op(HOSTILE, OpVerdict.MISSING, detail=HOSTILE, remedy=HOSTILE, modules=(HOSTILE,))
     recording = make_covered(make_coverage(op))
     assert "\x1b" not in render_text(recording, width=60)
     text = render_coverage_csv(recording).decode()

@@ -37,7 +37,9 @@ from shardscope.record import (
     MemoryUse,
     Module,
     OpCoverage,
+    OpVerdict,
     Parallelization,
+    Parameter,
     Parity,
     Phase,
     RankSpan,
@@ -49,7 +51,6 @@ from shardscope.record import (
     Suspect,
     TensorKind,
     TensorVerdict,
-    Verdict,
 )
 from shardscope.report.compare.changes_text import judge_changes
 from shardscope.report.compare.compare_recordings import compare
@@ -105,6 +106,22 @@ def finding(rule: str, severity: Severity = Severity.ERROR) -> Finding:
     return Finding(rule=rule, severity=severity, subject="w", fact="it is odd.", remedy="Fix it.")
 
 
+def audited(*findings: Finding) -> Recording:
+    parameter = Parameter(
+        name="weight",
+        shape=(8,),
+        local_shape=(1,),
+        dtype="float32",
+    )
+    module = Module(name="", type="Net", ranks=(RankSpan(0),), parameters=(parameter,))
+    run = make_run(instruments=("audit",))
+    return make_recording(modules=(module,), run=run, findings=findings)
+
+
+def replicated(memory_bytes: int) -> Finding:
+    return replace(finding("replicated", Severity.WARNING), memory_bytes=memory_bytes)
+
+
 def profile(needed: int | None, device: int | None) -> Recording:
     use = MemoryUse(kind=MemoryKind.ACTIVATIONS, module="layers.0", num_bytes=3 * GIB)
     memory = MemoryProfile(
@@ -157,7 +174,7 @@ def explained(*sites: BreakSite) -> Recording:
     return make_recording(explanations=(explanation,), run=run)
 
 
-def covered(verdict: Verdict, *, has_plan: bool = True) -> Recording:
+def covered(verdict: OpVerdict, *, has_plan: bool = True) -> Recording:
     op = OpCoverage(op="aten.topk.default", schema="topk", verdict=verdict, sources=(LINE,))
     coverage = Coverage(rank=0, level=Level.EXPORTED, axes=(), has_plan=has_plan, ops=(op,))
     return make_recording(coverage=(coverage,), run=make_run(instruments=("coverage",)))
@@ -239,11 +256,23 @@ CASES = {
     ),
     "only small collectives, as in a toy": (
         traced({**SMALL, "times": 40}),
-        (U, "dominating-cause", "the program itself calls torch.distributed.all_reduce"),
+        (U, "dominating-cause", "the program itself calls it, and may need it or not"),
     ),
     "tensor parallelism across nodes": (
         traced({"cause": ASKED, "group": "tp[0-15]"}, groups=(ACROSS,)),
         (C, "tensor-parallel-across-nodes", "over ranks 0-15 make up 100%"),
+    ),
+    "tensor parallelism across nodes of which nothing is known": (
+        traced({"cause": ASKED, "group": "tp[0-15]"}, groups=(ACROSS,)),
+        (C, "tensor-parallel-across-nodes", "if a node has no more, which was not recorded"),
+    ),
+    "tensor parallelism across nodes of four GPUs": (
+        traced({"cause": ASKED, "group": "tp[0-7]"}, groups=(WITHIN,), run={"ranks_per_node": 4}),
+        (C, "tensor-parallel-across-nodes", "with 4 GPUs in a node this leaves the node in every"),
+    ),
+    "tensor parallelism within a node of 72 GPUs": (
+        traced({"cause": ASKED, "group": "tp[0-15]"}, groups=(ACROSS,), run={"ranks_per_node": 72}),
+        (OK, "dominating-cause", "RowwiseParallel asks for it"),
     ),
     "tensor parallelism within a node": (
         traced({"cause": ASKED, "group": "tp[0-7]"}, groups=(WITHIN,)),
@@ -314,18 +343,32 @@ CASES = {
     ),
     "graph breaks": (explained(SITE), (C, "graph-breaks", "step has 1 line that breaks its graph")),
     "one graph": (explained(), (OK, "graph-breaks", "compiled to 1 graph without a break")),
-    "an op that is wrong when sharded": (covered(Verdict.WRONG), (W, "coverage", "other numbers")),
-    "an op that raises when sharded": (covered(Verdict.MISSING), (F, "coverage", "raises")),
-    "an op that is replicated": (covered(Verdict.REPLICATED), (C, "coverage", "replicated")),
+    "an op that is wrong when sharded": (
+        covered(OpVerdict.WRONG),
+        (W, "coverage", "other numbers"),
+    ),
+    "an op that raises when sharded": (covered(OpVerdict.MISSING), (F, "coverage", "raises")),
+    "an op that is replicated": (covered(OpVerdict.REPLICATED), (C, "coverage", "replicated")),
     "an op that raises for a sharding that may not be used": (
-        covered(Verdict.MISSING, has_plan=False),
+        covered(OpVerdict.MISSING, has_plan=False),
         (U, "coverage", "without a plan every sharding was tried"),
     ),
     "ops that all run sharded": (
-        covered(Verdict.SHARDED),
+        covered(OpVerdict.SHARDED),
         (OK, "coverage", "All 1 op with sharded inputs run"),
     ),
-    "ops without a sharded input": (covered(Verdict.LOCAL), (U, "coverage", "No input of 1 op is")),
+    "ops without a sharded input": (
+        covered(OpVerdict.LOCAL),
+        (U, "coverage", "No input of 1 op is"),
+    ),
+    "an audit that found nothing": (
+        audited(),
+        (OK, "sharding", "The audit of 1 parameter found no mistake"),
+    ),
+    "an audit with a warning": (
+        audited(finding("replicated", Severity.WARNING)),
+        (C, "replicated", "w: it is odd"),
+    ),
     "a finding of wrong results": (
         make_recording(findings=(finding("tied-weights"),)),
         (W, "tied-weights", "w: it is odd"),
@@ -341,6 +384,18 @@ CASES = {
     "a warning of cost": (
         make_recording(findings=(finding("replicated", Severity.WARNING),)),
         (C, "replicated", "w: it is odd"),
+    ),
+    "a limit that is exceeded": (
+        make_recording(findings=(finding("contract-exceeded"),)),
+        (F, "contract-exceeded", "w: it is odd"),
+    ),
+    "a warning of a large cost of memory": (
+        replace(profile(9 * GIB, 80 * GIB), findings=(replicated(2 * GIB),)),
+        (C, "replicated", "w: it is odd"),
+    ),
+    "a warning of a negligible cost of memory": (
+        replace(profile(9 * GIB, 80 * GIB), findings=(replicated(2 * MIB),)),
+        (OK, "fits", "Activations take"),
     ),
     "a rank that raised": (
         make_recording(stops=(STOP,)),
@@ -442,6 +497,32 @@ def test_the_sentence_names_what_was_not_checked() -> None:
     alone = make_recording(run=make_run(world_size=1, instruments=("memory",)))
     assert judged(alone).unchecked == ()
     assert judged(alone).sentence == "Not judged: No rule applies to this recording."
+
+
+def test_what_is_bad_has_the_remedy_of_the_finding_or_the_check_that_is_on_it() -> None:
+    def find(rule: str, remedy: str) -> Finding:
+        return Finding(rule=rule, severity=Severity.WARNING, subject="m", fact="f", remedy=remedy)
+
+    calls = tuple(make_collective(order=at, cause=IMPLICIT, **DEFAULTS) for at in range(4))
+    divergence = Divergence(
+        module="m", phase=Phase.FORWARD, suspect=Suspect.SCALED, detail="", remedy="Divide it."
+    )
+    tensor = TensorVerdict(name="", kind=TensorKind.OUTPUT, agreement=Agreement.DIFFERS)
+    recording = replace(
+        make_recording(calls),
+        parity=(Parity(axes=(), tensors=(tensor,), divergences=(divergence,)),),
+        findings=(
+            find("implicit-all-to-all", "Second."),
+            find("implicit-gather", "First."),
+            find("replicated-parameter", "Shard it."),
+        ),
+    )
+    remedies = {concern.rule: concern.remedy for concern in judged(recording).concerns}
+    assert remedies["parity"] == "Divide it."
+    assert remedies["implicit-redistribution"] == "First."
+    assert remedies["replicated-parameter"] == "Shard it."
+    fine = make_recording((make_collective(cause=GATHER, **DEFAULTS),))
+    assert [concern.remedy for concern in judged(fine).concerns] == [""]
 
 
 def test_findings_on_what_other_rules_judge_are_not_named_again() -> None:

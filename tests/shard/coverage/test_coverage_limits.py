@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from shardscope import Recording, coverage
 from shardscope.errors import CoverageError
-from shardscope.record import OpCoverage, Verdict
+from shardscope.record import OpCoverage, OpVerdict
 from shardscope.shard.coverage import dispatch
 
 
@@ -51,10 +51,10 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
     recording = cover(attend, torch.randn(2, 4, 8, 8), torch.randn(8, 8))
     name = "scaled_dot_product_attention.default"
     if torch.__version__ < (2, 13):
-        assert ops(recording)[name].verdict is Verdict.MISSING  # no rule is looked for yet
+        assert ops(recording)[name].verdict is OpVerdict.MISSING  # no rule is looked for yet
         return
     assert (
-        ops(recording)[name].verdict is Verdict.REPLICATED
+        ops(recording)[name].verdict is OpVerdict.REPLICATED
     )  # it does run with every input replicated
     assert "14 of its shardings were not tested" in facts(recording, name)
 
@@ -68,7 +68,7 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
 )
 def test_an_op_that_reads_values_has_dtensors_decision_and_a_gap(op: str, call: Any) -> None:
     recording = cover(call, torch.ones(4, 8))
-    fine = (Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED)
+    fine = (OpVerdict.LOCAL, OpVerdict.SHARDED, OpVerdict.DECOMPOSED)
     assert ops(recording)[op].verdict in fine
     assert "it reads values, and was tested without data" in facts(recording, op)
 
@@ -76,7 +76,7 @@ def test_an_op_that_reads_values_has_dtensors_decision_and_a_gap(op: str, call: 
 def test_an_op_for_whose_result_dtensor_itself_finds_no_shape_is_missing() -> None:
     # On real ranks too: it asks tensors without data of its own.
     recording = cover(lambda x: torch.bincount(x), torch.ones(8, dtype=torch.long))
-    assert ops(recording)["bincount.default"].verdict is Verdict.MISSING
+    assert ops(recording)["bincount.default"].verdict is OpVerdict.MISSING
 
 
 class Graph(nn.Module):
@@ -96,8 +96,8 @@ def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_tested() -> None
     for level in recording.coverage:
         sparse = [op for op in level.ops if "torch.sparse_coo" in op.detail]
         assert sparse
-        assert {op.verdict for op in sparse} == {Verdict.MISSING}
-    assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED
+        assert {op.verdict for op in sparse} == {OpVerdict.MISSING}
+    assert ops(recording)["linear.default"].verdict is OpVerdict.DECOMPOSED
 
 
 def choose(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_tested(
 ) -> None:
     recording = cover(call, torch.randn(1, 2, 8, 16))
     assert "it takes functions" in facts(recording, name)
-    assert ops(recording)["exp.default"].verdict is Verdict.SHARDED
+    assert ops(recording)["exp.default"].verdict is OpVerdict.SHARDED
 
 
 def test_a_gap_says_in_one_sentence_why_numbers_were_not_compared() -> None:
@@ -131,7 +131,7 @@ def test_a_backward_that_ends_at_such_an_op_is_a_gap() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Calls(choose))
     recording = cover(model, torch.randn(8, 4))
     assert "backward ended at it" in facts(recording, "cond")
-    assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED
+    assert ops(recording)["linear.default"].verdict is OpVerdict.DECOMPOSED
 
 
 def jagged(*rows: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from older_torch import TORCH
 from shardscope import coverage, simulate
-from shardscope.record import Coverage, OpCoverage, Verdict
+from shardscope.record import Coverage, OpCoverage, OpVerdict
 from small_models import DIM, MLP, batch, split_mlp
 
-FINE = {Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED}
+FINE = {OpVerdict.LOCAL, OpVerdict.SHARDED, OpVerdict.DECOMPOSED}
 
 
 class Calls(nn.Module):
@@ -41,17 +41,17 @@ def cover(model: Any, *args: Any, **kwargs: Any) -> dict[str, OpCoverage]:
     return {op.op.removeprefix("aten."): op for op in found.ops}
 
 
-def shardings(op: OpCoverage) -> dict[str, Verdict]:
+def shardings(op: OpCoverage) -> dict[str, OpVerdict]:
     return {" ".join(sharding.inputs): sharding.verdict for sharding in op.shardings}
 
 
 def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
     found = cover(torch.mm, torch.ones(4, 8), torch.ones(8, 6))["mm.default"]
     assert shardings(found) == {
-        "self: Shard(0)": Verdict.SHARDED,
-        "self: Shard(1)": Verdict.SHARDED,
-        "mat2: Shard(0)": Verdict.SHARDED,
-        "mat2: Shard(1)": Verdict.SHARDED,
+        "self: Shard(0)": OpVerdict.SHARDED,
+        "self: Shard(1)": OpVerdict.SHARDED,
+        "mat2: Shard(0)": OpVerdict.SHARDED,
+        "mat2: Shard(1)": OpVerdict.SHARDED,
     }
     assert [sharding.outputs for sharding in found.shardings] == [
         ("Shard(0)",),
@@ -63,8 +63,8 @@ def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
 
 def test_a_dim_that_the_op_needs_replicated_is_gathered_with_bytes() -> None:
     found = cover(lambda x: torch.softmax(x, -1), torch.ones(4, 8))["softmax.int"]
-    assert found.verdict is Verdict.DECOMPOSED  # there is a dim on which it costs nothing
-    assert shardings(found)["self: Shard(1)"] is Verdict.REDISTRIBUTED
+    assert found.verdict is OpVerdict.DECOMPOSED  # there is a dim on which it costs nothing
+    assert shardings(found)["self: Shard(1)"] is OpVerdict.REDISTRIBUTED
     priced = next(
         sharding for sharding in found.shardings if sharding.inputs == ("self: Shard(1)",)
     )
@@ -73,7 +73,7 @@ def test_a_dim_that_the_op_needs_replicated_is_gathered_with_bytes() -> None:
 
 def test_an_op_whose_only_dim_cannot_be_sharded_is_replicated() -> None:
     found = cover(lambda x: torch.cumsum(x, 0), torch.ones(8))["cumsum.default"]
-    assert found.verdict is Verdict.REPLICATED
+    assert found.verdict is OpVerdict.REPLICATED
     (move,) = found.moves
     assert (move.argument, move.before, move.after) == ("self", ("Shard(0)",), ("Replicate",))
     assert move.num_bytes == 16
@@ -86,7 +86,7 @@ MESHES = ({"tp": 3}, {"dp": 3, "tp": 4}, {"a": 2, "b": 2, "c": 2})
 def test_numbers_are_compared_on_meshes_of_any_shape(mesh: dict[str, int]) -> None:
     recording = coverage(Calls(torch.mm), torch.ones(12, 12), torch.ones(12, 12), mesh=mesh)
     assert recording.gaps == ()
-    assert {op.verdict for op in recording.coverage[0].ops} == {Verdict.SHARDED}
+    assert {op.verdict for op in recording.coverage[0].ops} == {OpVerdict.SHARDED}
 
 
 @pytest.mark.parametrize("op", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
@@ -94,24 +94,27 @@ def test_a_scan_along_a_negative_dim_is_wrong_until_torch_2_14(op: Any) -> None:
     (found,) = cover(lambda x: op(x, dim=-1), torch.ones(4, 8)).values()
     (right,) = cover(lambda x: op(x, dim=1), torch.ones(4, 8)).values()
     if op is not torch.cumsum and TORCH < (2, 13):
-        assert found.verdict is Verdict.MISSING  # it has no rule yet that could be wrong
+        assert found.verdict is OpVerdict.MISSING  # it has no rule yet that could be wrong
         return
-    assert right.verdict is Verdict.SHARDED
+    assert right.verdict is OpVerdict.SHARDED
     if TORCH >= (2, 14):
-        assert found.verdict is Verdict.SHARDED
+        assert found.verdict is OpVerdict.SHARDED
         assert shardings(found) == shardings(right)
         return
-    assert found.verdict is Verdict.WRONG
-    assert shardings(found) == {"self: Shard(0)": Verdict.SHARDED, "self: Shard(1)": Verdict.WRONG}
+    assert found.verdict is OpVerdict.WRONG
+    assert shardings(found) == {
+        "self: Shard(0)": OpVerdict.SHARDED,
+        "self: Shard(1)": OpVerdict.WRONG,
+    }
     assert "Do not shard self as Shard(1)" in found.remedy
 
 
 def test_a_convolution_with_a_sharded_weight_is_found_to_be_wrong() -> None:
     model = nn.Conv2d(4, 8, 3, padding=1, bias=False)
     found = cover(model, torch.randn(2, 4, 8, 8))["conv2d.default"]
-    assert found.verdict is Verdict.WRONG
-    assert shardings(found)["weight: Shard(0)"] is Verdict.WRONG
-    assert shardings(found)["input: Shard(0)"] is Verdict.DECOMPOSED
+    assert found.verdict is OpVerdict.WRONG
+    assert shardings(found)["weight: Shard(0)"] is OpVerdict.WRONG
+    assert shardings(found)["input: Shard(0)"] is OpVerdict.DECOMPOSED
 
 
 def test_a_mean_over_targets_of_which_ranks_ignore_some_is_wrong_until_torch_2_14() -> None:
@@ -119,16 +122,16 @@ def test_a_mean_over_targets_of_which_ranks_ignore_some_is_wrong_until_torch_2_1
     for loss in (functional.cross_entropy, functional.nll_loss):
         (found,) = cover(loss, torch.randn(8, 16), targets).values()
         if TORCH >= (2, 14):
-            assert shardings(found)["self: Shard(0)"] is Verdict.REDISTRIBUTED
+            assert shardings(found)["self: Shard(0)"] is OpVerdict.REDISTRIBUTED
         else:
-            assert shardings(found)["self: Shard(0)"] is Verdict.WRONG
+            assert shardings(found)["self: Shard(0)"] is OpVerdict.WRONG
             assert found.detail.endswith("where targets are -100 and ignored")
     (added,) = cover(
         lambda x, t: functional.cross_entropy(x, t, reduction="sum", ignore_index=3),
         torch.randn(8, 16),
         targets,
     ).values()
-    assert added.verdict is Verdict.DECOMPOSED
+    assert added.verdict is OpVerdict.DECOMPOSED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -139,13 +142,13 @@ def test_a_mean_over_uneven_shards_is_found_to_be_wrong_however_small_the_error(
     x, y = torch.ones(2, num_rows, 16, dtype=dtype)
     found = cover(functional.mse_loss, x, y)["mse_loss.default"]
     if TORCH >= (2, 13):
-        assert shardings(found)["self: Shard(0)"] is Verdict.WRONG
-        assert shardings(found)["self: Shard(1)"] is Verdict.DECOMPOSED
+        assert shardings(found)["self: Shard(0)"] is OpVerdict.WRONG
+        assert shardings(found)["self: Shard(1)"] is OpVerdict.DECOMPOSED
 
 
 def test_a_sum_over_no_dims_has_an_invalid_placement() -> None:
     found = cover(lambda x: x.sum(dim=[]), torch.ones(4, 8))["sum.dim_IntList"]
-    assert found.verdict is Verdict.WRONG
+    assert found.verdict is OpVerdict.WRONG
     assert "0 dims but its spec is" in found.detail
 
 
@@ -154,8 +157,8 @@ def test_batch_statistics_that_are_written_to_a_copy_are_found_to_be_wrong() -> 
     batch_norm = found.get("batch_norm.default")
     assert batch_norm is not None
     if TORCH >= (2, 13):  # before, it has no rule at all
-        assert shardings(batch_norm)["input: Shard(1)"] is Verdict.WRONG
-    assert batch_norm.verdict in (Verdict.WRONG, Verdict.MISSING)
+        assert shardings(batch_norm)["input: Shard(1)"] is OpVerdict.WRONG
+    assert batch_norm.verdict in (OpVerdict.WRONG, OpVerdict.MISSING)
 
 
 def test_an_op_that_shardings_of_some_calls_break_has_the_worst_of_all_its_calls() -> None:
@@ -165,23 +168,23 @@ def test_an_op_that_shardings_of_some_calls_break_has_the_worst_of_all_its_calls
 
     found = cover(losses, torch.ones(8, 16), torch.ones(7, 16))["mse_loss.default"]
     assert found.num_forward == 2
-    assert found.verdict is Verdict.WRONG
+    assert found.verdict is OpVerdict.WRONG
     alone = cover(functional.mse_loss, torch.ones(8, 16), torch.ones(8, 16))["mse_loss.default"]
-    assert alone.verdict is not Verdict.WRONG
+    assert alone.verdict is not OpVerdict.WRONG
 
 
 def test_random_ops_are_compared_by_shape_only() -> None:
     recording = coverage(nn.Dropout(0.5), torch.ones(4, 8, requires_grad=True))
     assert recording.gaps == ()
     verdicts = {op.op: op.verdict for op in recording.coverage[0].ops}
-    assert verdicts["aten.dropout.default"] is Verdict.DECOMPOSED
+    assert verdicts["aten.dropout.default"] is OpVerdict.DECOMPOSED
 
 
 def test_ops_with_nothing_to_shard_say_so() -> None:
     found = cover(lambda x: torch.arange(3).sum() + x, torch.ones(()))
     assert found["arange.default"].detail == "takes no tensors"
     assert found["add.Tensor"].detail == "no input has a dim to shard"
-    assert found["add.Tensor"].verdict is found["arange.default"].verdict is Verdict.LOCAL
+    assert found["add.Tensor"].verdict is found["arange.default"].verdict is OpVerdict.LOCAL
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +210,7 @@ def _unregistered(double: Any) -> Iterator[None]:
 @pytest.mark.usefixtures("_unregistered")
 def test_a_custom_op_is_missing_and_the_remedys_three_lines_register_it(double: Any) -> None:
     found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
-    assert found.verdict is Verdict.MISSING
+    assert found.verdict is OpVerdict.MISSING
     _, *lines = found.remedy.splitlines()
     assert lines == [
         "@register_sharding(torch.ops.coverage_tests.double.default)",
@@ -217,7 +220,7 @@ def test_a_custom_op_is_missing_and_the_remedys_three_lines_register_it(double: 
     names = {"torch": torch, "register_sharding": register_sharding, "Replicate": Replicate}
     exec("\n".join(lines), names)
     covered = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
-    assert covered.verdict is Verdict.REPLICATED
+    assert covered.verdict is OpVerdict.REPLICATED
 
 
 @pytest.mark.usefixtures("_unregistered")
@@ -227,14 +230,14 @@ def test_a_custom_op_with_a_rule_is_covered_and_a_wrong_rule_is_found(double: An
         return [([Replicate()], [Replicate(), None]), ([Shard(0)], [Shard(0), None])]
 
     found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
-    assert found.verdict is Verdict.SHARDED
+    assert found.verdict is OpVerdict.SHARDED
 
     @register_sharding(double)
     def lies(x: Any, times: int = 2) -> Any:
         return [([Replicate()], [Replicate(), None]), ([Shard(1)], [Shard(0), None])]
 
     found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
-    assert shardings(found)["x: Shard(0)"] is Verdict.WRONG
+    assert shardings(found)["x: Shard(0)"] is OpVerdict.WRONG
 
 
 # A Megatron layout: the first weight by columns, the second by rows.
@@ -245,7 +248,7 @@ def test_ops_are_tested_at_the_placements_of_a_plan() -> None:
     (found,) = coverage(MLP(), batch(), plan=MEGATRON, levels=["exported"]).coverage
     assert found.has_plan
     by_name = {op.op: op for op in found.ops}
-    assert by_name["aten.relu.default"].verdict is Verdict.SHARDED
+    assert by_name["aten.relu.default"].verdict is OpVerdict.SHARDED
     assert {" ".join(sharding.inputs) for sharding in by_name["aten.linear.default"].shardings} == {
         "weight: Shard(0)",
         "input: Shard(2) weight: Shard(1)"
@@ -257,7 +260,7 @@ def test_ops_are_tested_at_the_placements_of_a_plan() -> None:
 def test_a_plan_that_leaves_partial_sums_redistributes_at_the_next_op() -> None:
     model = nn.Sequential(nn.Linear(DIM, DIM, bias=False), nn.ReLU())
     found = cover(model, batch(4), plan={"0.weight": Shard(1)})["relu.default"]
-    assert found.verdict is Verdict.REPLICATED
+    assert found.verdict is OpVerdict.REPLICATED
     (move,) = found.moves
     assert (move.before, move.after) == (("Partial(sum)",), ("Replicate",))
     assert move.num_bytes == 4 * DIM * 4  # 2(n-1)/n of the output, on two ranks
@@ -315,14 +318,14 @@ def test_ops_on_plain_or_replicated_tensors_are_local_and_not_sharded() -> None:
 
     (found,) = coverage(Partly(), batch(), plan=shard, levels=["core_aten"]).coverage
     verdicts = {op.op: op.verdict for op in found.ops}
-    assert verdicts["aten.tanh.default"] is Verdict.LOCAL
+    assert verdicts["aten.tanh.default"] is OpVerdict.LOCAL
     # ColwiseParallel turns its output into a local tensor, on which the activation runs.
-    assert verdicts["aten.relu.default"] is Verdict.LOCAL
+    assert verdicts["aten.relu.default"] is OpVerdict.LOCAL
     # Of an op that is called on both, the calls on DTensors count.
-    assert verdicts["aten.mm.default"] is Verdict.SHARDED
+    assert verdicts["aten.mm.default"] is OpVerdict.SHARDED
     replicated = coverage(nn.Tanh(), batch(), plan={}, mesh={"tp": 2}, levels=["core_aten"])
     (op,) = [op for op in replicated.coverage[0].ops if op.op == "aten.tanh.default"]
-    assert (op.verdict, op.flops) == (Verdict.LOCAL, None)
+    assert (op.verdict, op.flops) == (OpVerdict.LOCAL, None)
 
 
 def test_a_plain_tensor_that_meets_a_dtensor_is_missing_with_its_line_and_a_remedy() -> None:
@@ -340,7 +343,7 @@ def test_a_plain_tensor_that_meets_a_dtensor_is_missing_with_its_line_and_a_reme
             DTensor.from_local(torch.ones(2, 4), world.mesh, [Shard(0)], run_check=False)
         )
         found = cover(model, torch.ones(4, 4))["add.Tensor"]
-    assert found.verdict is Verdict.MISSING
+    assert found.verdict is OpVerdict.MISSING
     assert "mixed torch.Tensor and DTensor" in found.detail
     assert "distribute_tensor()" in found.remedy
     assert [source.text for source in found.sources] == ["return x + self.weight"]

@@ -8,11 +8,16 @@ export function CommandWords({ text }: { text: string }) {
       {text.split(" ").flatMap((word, i) => [
         i ? " " : "",
         <span key={i} class="command-word">
-          {word}
+          <Path text={word} />
         </span>,
       ])}
     </>
   );
+}
+
+/** A word, which may break after the folders of a path. */
+function Path({ text }: { text: string }) {
+  return <>{text.split(/(?<=\/)/).flatMap((part, i) => [i > 0 && <wbr key={i} />, part])}</>;
 }
 
 export function Command({ text }: { text: string }) {

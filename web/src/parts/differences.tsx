@@ -1,16 +1,11 @@
 /** The figures of a view, compared with those of another recording: before, after, and the change. */
 import { useMemo } from "preact/hooks";
-import type { Figure } from "../page";
-import {
-  type Difference,
-  earlier,
-  forgetDropped,
-  formatChangeShare,
-  isDropped,
-  listDifferences,
-} from "../store/earlier";
+import { listComparedFigures } from "../store/compared_figures";
+import { type Difference, formatChangeShare, isSame, listDifferences } from "../store/differences";
+import { type Earlier, earlier } from "../store/earlier";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
+import { param, route, setParam } from "../store/route";
+import { selectedFacets } from "../store/selection";
 import { Choices } from "./choices";
 import { Empty } from "./empty_message";
 import { Panel } from "./panel";
@@ -19,64 +14,64 @@ import { formatBytes, formatBytesChange, formatNumber, pluralize } from "./units
 
 /** Nothing if the page is of one recording. */
 export function Differences({ view, title }: { view: string; title: string }) {
-  const compared = earlier.value;
-  if (!compared) return null;
-  return <DifferencePanel key={view} {...{ view, title }} before={compared.figures} />;
+  if (!earlier.value) return null;
+  return <DifferencePanel key={view} view={view} title={title} />;
 }
 
 interface Props {
   readonly view: string;
   readonly title: string;
-  readonly before: readonly Figure[];
 }
 
-function DifferencePanel({ view, title, before }: Props) {
-  const { figures } = page.value;
-  const rows = useMemo(() => listDifferences(view, before, figures), [view, before, figures]);
-  const changed = rows.filter((row) => row.before !== row.after);
+function DifferencePanel({ view, title }: Props) {
+  const compared = earlier.value!;
+  const { params } = route.value;
+  const { before, after, follows } = useMemo(
+    () => listComparedFigures(view),
+    [view, compared, params],
+  );
+  const rows = useMemo(() => listDifferences(before, after), [before, after]);
+  const changed = rows.filter((row) => !isSame(row));
   const isAll = param("differences") === "all";
   const shown = isAll ? rows : changed;
   const columns = useMemo(() => makeColumns(shown), [rows, isAll]);
-  const { name, note } = earlier.value!;
-  const hasBefore = rows.some((row) => row.before !== null);
-  const elsewhere = view === "overview" ? countOfOtherViews(view, before, figures) : 0;
-  if (!rows.length) return null;
+  if (!rows.length && !compared.omitted[view]) return null;
+  const isPart = selectedFacets.value.some((facet) => follows.includes(facet));
+  const facts = [
+    before.length > 0 &&
+      `${changed.length ? formatNumber(changed.length) : "None"} of ${pluralize(rows.length, "figure")} differ${isPart ? " in what is selected" : ""}.`,
+    view === "overview" && describeOtherViews(),
+    describeOmitted(compared, view),
+  ];
   return (
     <Panel
-      title={`${title}: compared with ${name}`}
-      note={
-        hasBefore
-          ? `${changed.length ? formatNumber(changed.length) : "None"} of ${pluralize(rows.length, "figure")} differ. ${elsewhere ? `In other views, ${formatNumber(elsewhere)} differ: see Compare. ` : ""}${note}`
-          : note
-      }
+      title={`${title}: compared with ${compared.name}`}
+      note={facts.filter(Boolean).join(" ")}
+      follows={follows}
       controls={
-        <>
-          {isDropped.value && (
-            <button type="button" class="small-button" onClick={forgetDropped}>
-              End comparison
-            </button>
-          )}
-          {hasBefore && (
-            <Choices
-              label="which figures"
-              choices={[
-                { id: "changed", title: "Differing" },
-                { id: "all", title: "All" },
-              ]}
-              value={isAll ? "all" : "changed"}
-              onChange={(id) => setParam("differences", id === "all" ? "all" : null)}
-            />
-          )}
-        </>
+        before.length > 0 && (
+          <Choices
+            label="which figures"
+            choices={[
+              { id: "changed", title: "Differing" },
+              { id: "all", title: "All" },
+            ]}
+            value={isAll ? "all" : "changed"}
+            onChange={(id) => setParam("differences", id === "all" ? "all" : null)}
+          />
+        )
       }
     >
-      {!hasBefore && <Empty>{`${name} has no figures of this view.`}</Empty>}
-      {hasBefore && shown.length > 0 && (
+      {!before.length && !compared.omitted[view] && (
+        <Empty>{`${compared.name} has no figures of this view.`}</Empty>
+      )}
+      {before.length > 0 && shown.length > 0 && (
         <Table
           label={`differences of ${view}`}
           numRows={shown.length}
           columns={columns}
           empty="Nothing differs."
+          maxLines={2}
           height="18rem"
         />
       )}
@@ -84,16 +79,23 @@ function DifferencePanel({ view, title, before }: Props) {
   );
 }
 
+/** What of a view is not compared, and the command that compares it. */
+export function describeOmitted({ omitted, command }: Earlier, view: string): string {
+  return omitted[view]
+    ? `Not compared in the browser: ${omitted[view]}. For these: ${command}`
+    : "";
+}
+
 /** Differing figures of all other views: on the overview, "none differ" must not hide them. */
-function countOfOtherViews(
-  view: string,
-  before: readonly Figure[],
-  after: readonly Figure[],
-): number {
-  const others = new Set([...before, ...after].map((figure) => figure.view));
-  others.delete(view);
-  const rows = [...others].flatMap((name) => listDifferences(name, before, after));
-  return rows.filter((row) => row.before !== row.after).length;
+function describeOtherViews(): string {
+  const views = new Set([...page.value.figures, ...earlier.value!.figures].map(({ view }) => view));
+  views.delete("overview");
+  const rows = [...views].flatMap((view) => {
+    const { before, after } = listComparedFigures(view);
+    return before.length ? listDifferences(before, after) : [];
+  });
+  const number = rows.filter((row) => !isSame(row)).length;
+  return number ? `In other views, ${formatNumber(number)} differ: see Compare.` : "";
 }
 
 function format(value: number | null, unit: string): string {

@@ -2,7 +2,7 @@
 import { render } from "preact";
 import { act } from "preact/test-utils";
 import { beforeEach, expect, test } from "vitest";
-import type { Page } from "../page";
+import { makePage } from "../store/empty_page";
 import { page } from "../store/page";
 import { navigate, route } from "../store/route";
 import { type Column, Table, type TableProps } from "./table";
@@ -23,7 +23,7 @@ const props: TableProps = {
 
 beforeEach(() => {
   // A root with two modules below it
-  page.value = {
+  page.value = makePage({
     modules: {
       path: ["", "a", "b"],
       label: ["Net", "a", "b"],
@@ -32,7 +32,7 @@ beforeEach(() => {
       first_identical: [0, 1, 2],
     },
     terms: [],
-  } as unknown as Page;
+  });
   navigate({ view: "overview", params: {} });
   document.body.replaceChildren();
 });

@@ -6,12 +6,13 @@ import { registerTable, tableToCsv } from "../exports/tables";
 import { hasModuleSelection, isInSelection, select, selectedName } from "../store/modules";
 import { param, setParam } from "../store/route";
 import { words } from "../store/search";
-import { clear, isRankSelected, isSourceSelected, selection } from "../store/selection";
+import { isRankSelected, isSourceSelected, selection } from "../store/selection";
+import { arrangeColumns, countLines } from "./column_layout";
 import { Empty } from "./empty_message";
 import { InCell } from "./facet_link";
 import { Highlight } from "./highlight";
 import { isNarrow } from "./narrow";
-import { shortenPath } from "./source_line";
+import { TableFoot } from "./table_foot";
 import {
   filterAndSortRows,
   formatSort,
@@ -23,7 +24,6 @@ import {
 } from "./table_rows";
 import { meaningOf } from "./term";
 import { tip } from "./tooltip";
-import { formatNumber, pluralize } from "./units";
 import { findMaxRows, useVirtualRows } from "./virtual_rows";
 
 export interface Column extends Sortable {
@@ -33,6 +33,7 @@ export interface Column extends Sortable {
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
   readonly isNeverCut?: boolean; // its texts, such as ops and lines, are never cut off
+  readonly narrowPlace?: number; // among columns of a narrow screen; figures have 2, others 3
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
   readonly exported?: (row: number) => Value; // likewise in a CSV file
 }
@@ -52,6 +53,7 @@ export interface TableProps {
   readonly active?: number; // a row that was selected elsewhere; -1 is none
   readonly onActive?: (row: number) => void; // -1 is none
   readonly height?: string; // maximum, as CSS
+  readonly maxLines?: number; // of a row on a narrow screen
   readonly served?: ServedTable; // if a server filters and sorts the rows
 }
 
@@ -102,46 +104,24 @@ function useRows(props: TableProps, sort: Sort | null): number[] {
   ]);
 }
 
+interface SortState {
+  readonly sort: Sort | null;
+  readonly setSort: (sort: Sort | null) => void;
+  readonly unknown: string; // a column in the address that the table does not have
+}
+
 /** The sort order, which is kept in the address. */
-function useSort(label: string, initial: Sort | null): [Sort | null, (sort: Sort | null) => void] {
+function useSort({ label, columns, ...props }: TableProps): SortState {
+  const initial = props.sort ?? null;
   const name = `sort.${label.replaceAll(" ", "-")}`;
-  const text = param(name);
-  const sort = useMemo(() => parseSort(text) ?? initial, [text, initial?.column]);
-  return [sort, (next) => setParam(name, next && next !== initial ? formatSort(next) : null)];
-}
-
-const LETTER_REM = 0.56; // width of a letter in a cell
-const PADDING_REM = 2;
-const MAX_LETTERS = 90; // of a column whose texts are never cut off
-const NARROW_REM = 12; // width of the first column on a narrow screen
-const NARROW_FIGURE_REM = 5.5;
-
-/**
- * Makes columns whose texts must not be cut off as wide as their longest text. On a narrow screen
- * figures come right after the first column, so that they are visible without scrolling.
- */
-function arrange(columns: readonly Column[], numRows: number): readonly Column[] {
-  const wide = columns.map((column) => (column.isNeverCut ? fitTexts(column, numRows) : column));
-  if (!isNarrow.value) return wide;
-  const [first, ...others] = wide;
-  if (!first) return wide;
-  const isFigure = ({ align }: Column): boolean => align === "end";
-  return [
-    { ...first, width: Math.min(columns[0]!.width, NARROW_REM) },
-    ...others
-      .filter(isFigure)
-      .map((column) => ({ ...column, width: Math.min(column.width, NARROW_FIGURE_REM) })),
-    ...others.filter((column) => !isFigure(column)),
-  ];
-}
-
-function fitTexts(column: Column, numRows: number): Column {
-  let longest = 0;
-  for (let row = 0; row < numRows; row++) {
-    longest = Math.max(longest, shortenPath(String(column.value(row) ?? "")).length);
-  }
-  const fitting = LETTER_REM * Math.min(longest, MAX_LETTERS) + PADDING_REM;
-  return { ...column, width: Math.max(column.width, fitting) };
+  const requested = parseSort(param(name));
+  const isKnown = columns.some(({ id }) => id === requested?.column);
+  const text = isKnown ? param(name) : undefined;
+  return {
+    sort: useMemo(() => parseSort(text) ?? initial, [text, initial?.column]),
+    setSort: (next) => setParam(name, next && next !== initial ? formatSort(next) : null),
+    unknown: requested && !isKnown ? requested.column : "",
+  };
 }
 
 const KEY_STEPS: Readonly<Record<string, number>> = {
@@ -155,13 +135,20 @@ const KEY_STEPS: Readonly<Record<string, number>> = {
 
 export function Table(props: TableProps) {
   const { label, numRows, empty, modules, detail, onActive } = props;
-  const columns = useMemo(() => arrange(props.columns, numRows), [props.columns, isNarrow.value]);
-  const [sort, setSort] = useSort(label, props.sort ?? null);
+  const columns = useMemo(
+    () => arrangeColumns(props.columns, numRows),
+    [props.columns, isNarrow.value],
+  );
+  const numLines = useMemo(() => countLines(columns[0], numRows, props.maxLines), [columns]);
+  const { sort, setSort, unknown } = useSort(props);
   const [active, setActive] = useState(-1); // a row, not its index in `rows`
   const [activeColumn, setActiveColumn] = useState(-1); // of the active row; -1 is the row itself
   const id = useId();
   const rows = useRows(props, sort);
-  const { ref, rowHeight, scrollToRow, revealRow, first, end } = useVirtualRows(rows.length);
+  const { ref, rowHeight, scrollToRow, revealRow, first, end } = useVirtualRows(
+    rows.length,
+    numLines,
+  );
   const activeIndex = rows.indexOf(active);
   const activate = (row: number): void => {
     setActive(row);
@@ -269,10 +256,12 @@ export function Table(props: TableProps) {
           ))}
         </div>
       </div>
-      <Foot
+      <TableFoot
         numShown={rows.length}
         numRows={numRows}
         hasModules={modules !== undefined}
+        unknownSort={unknown}
+        onClearSort={() => setSort(null)}
         onSave={() =>
           saveText(nameFile(label, ".csv"), tableToCsv({ label, columns, rows }), "text/csv")
         }
@@ -350,44 +339,6 @@ function Cell({ id, column, row, isActive }: CellProps) {
           </span>
         )}
       </InCell.Provider>
-    </div>
-  );
-}
-
-interface FootProps {
-  readonly numShown: number;
-  readonly numRows: number;
-  readonly hasModules: boolean;
-  readonly onSave: () => void;
-}
-
-/** Number of rows shown, and the module that they are filtered by. */
-function Foot({ numShown, numRows, hasModules, onSave }: FootProps) {
-  const isFiltered = hasModules && hasModuleSelection.value;
-  return (
-    <div class="table-bottom">
-      <div class="table-foot" role="status">
-        {numShown === numRows
-          ? pluralize(numRows, "row")
-          : `${formatNumber(numShown)} of ${pluralize(numRows, "row")}`}
-        {isFiltered && (
-          <>
-            {" in "}
-            <b>{selectedName.value}</b>
-            <button type="button" class="text-button" onClick={() => clear("module")}>
-              show all modules
-            </button>
-          </>
-        )}
-      </div>
-      <button
-        type="button"
-        class="text-button table-save"
-        title="Save these rows as a CSV file"
-        onClick={onSave}
-      >
-        CSV
-      </button>
     </div>
   );
 }

@@ -3,7 +3,9 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isNarrow } from "./narrow";
 
 const ROW_REM = 2.125;
-const NARROW_ROW_REM = 3.5; // on a narrow screen the first cell of a row has several lines
+const NARROW_ROW_REM = 2.6; // if its first cell has two lines
+const LINE_REM = 1.1;
+export const MAX_LINES = 5;
 const OVERSCAN = 8;
 const ROWS_ABOVE = 3; // rows shown above a row that is revealed
 
@@ -35,20 +37,25 @@ export function scrollTopToShow(
   return top;
 }
 
-function readRowHeight(): number {
+/** On a narrow screen the first cell of a row may have several lines. */
+function readRowHeight(numLines = 2): number {
   const size = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) || 14;
-  return Math.round((isNarrow.value ? NARROW_ROW_REM : ROW_REM) * size);
+  const narrow = NARROW_ROW_REM + LINE_REM * (numLines - 2);
+  return Math.round((isNarrow.value ? Math.max(narrow, ROW_REM) : ROW_REM) * size);
 }
 
 /** The most rows that an element can have: browsers limit its height to about 2^25 pixels. */
 export function findMaxRows(): number {
-  return Math.floor(33_000_000 / readRowHeight());
+  return Math.floor(33_000_000 / readRowHeight(MAX_LINES));
 }
 
-/** Tracks the scroll position of the element with `ref`, and returns its visible rows. */
-export function useVirtualRows(numRows: number) {
+/**
+ * Tracks the scroll position of the element with `ref`, and returns its visible rows. Their first
+ * cells have up to `numLines` lines on a narrow screen.
+ */
+export function useVirtualRows(numRows: number, numLines = 2) {
   const ref = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600, rowHeight: readRowHeight() });
+  const [view, setView] = useState({ top: 0, height: 600, rowHeight: readRowHeight(numLines) });
   useLayoutEffect(() => {
     const scroller = ref.current;
     if (!scroller) return;
@@ -56,7 +63,7 @@ export function useVirtualRows(numRows: number) {
       const next = {
         top: scroller.scrollTop,
         height: scroller.clientHeight,
-        rowHeight: readRowHeight(),
+        rowHeight: readRowHeight(numLines),
       };
       // Small movements within the drawn rows need no update.
       setView((previous) => (hasSameRows(previous, next) ? previous : next));
@@ -69,7 +76,7 @@ export function useVirtualRows(numRows: number) {
       scroller.removeEventListener("scroll", read);
       observer.disconnect();
     };
-  }, []);
+  }, [numLines]);
   const { rowHeight } = view;
   const scrollToRow = (row: number): void => {
     const scroller = ref.current;

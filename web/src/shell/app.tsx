@@ -7,12 +7,14 @@ import { page } from "../store/page";
 import { route } from "../store/route";
 import { findView } from "../views";
 import { Alert } from "./alert";
+import { ComparisonBar } from "./comparison_bar";
 import { DropZone } from "./drop_zone";
 import { ErrorBoundary } from "./error_boundary";
 import { Header } from "./header";
 import { KeyHelp, useKeys } from "./keys";
 import { SelectionBar } from "./selection_bar";
 import { Tabs } from "./tabs";
+import { UnknownNotice } from "./unknown_notice";
 
 /** Views that begin with a picture of their own, which comes before the differences. */
 const HAS_PICTURE: readonly string[] = ["overview", "modules"];
@@ -29,7 +31,9 @@ export function App() {
       <Header />
       <Tabs />
       <Alert />
+      <UnknownNotice />
       <SelectionBar />
+      <ComparisonBar />
       <main>
         <div
           id="view"

@@ -1,13 +1,7 @@
 /** What is selected in every view, as chips, and what share of all traffic it is. */
 import { shortenPath } from "../parts/source_line";
 import { formatBytes, formatDuration, formatNumber, formatShare, pluralize } from "../parts/units";
-import {
-  hasModuleSelection,
-  moduleHref,
-  selected,
-  selectedName,
-  selectedRoots,
-} from "../store/modules";
+import { moduleHref, selected, selectedName } from "../store/modules";
 import { page } from "../store/page";
 import {
   type CallRange,
@@ -109,7 +103,6 @@ function SelectionShare() {
   }
   const whose = rank >= 0 ? `rank ${rank}` : isOfSeveralRanks.value ? "the busiest rank" : "a rank";
   const notes = [
-    hasModuleSelection.value && !selectedRoots.value.length && "No module matches.",
     range &&
       !hasAllCalls.value &&
       `The range covers only calls that are listed: ${communication.left_out}`,

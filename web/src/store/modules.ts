@@ -2,7 +2,7 @@
 import { computed } from "@preact/signals";
 import type { Modules } from "../page";
 import { page } from "./page";
-import { isPattern, matchesName } from "./patterns";
+import { isPattern, matchesInside, matchesName } from "./patterns";
 import { hrefTo, navigate, parseRoute, route } from "./route";
 
 const positions = computed(() => {
@@ -13,8 +13,15 @@ const positions = computed(() => {
   return positionsByPath;
 });
 
+/** Position of the module of this name; -1 if there is none. */
+export function findModule(path: string): number {
+  return positions.value.get(path) ?? -1;
+}
+
 /** For each module, the position of the module that represents it when all layers are folded. */
 export const representatives = computed(() => findRepresentatives(page.value.modules));
+
+const NO_MODULE = "outside any module";
 
 /** Position of the selected module; -1 if none is, or if a pattern selects several. */
 export const selected = computed(() => {
@@ -25,8 +32,16 @@ export const selected = computed(() => {
 /** The pattern that selects several modules, such as `layers.*.attn`; empty if none does. */
 export const modulePattern = computed(() => {
   const pattern = route.value.params.m ?? "";
-  return selected.value < 0 && isPattern(pattern) ? pattern : "";
+  return selected.value < 0 && isPattern(pattern) && !judgeModule(pattern) ? pattern : "";
 });
+
+/** Why the page has no such modules; empty if it has. */
+export function judgeModule(text: string): string {
+  if (positions.value.has(text)) return "";
+  if (!isPattern(text)) return "no module has this name";
+  const isKnown = page.value.modules.path.some((path) => matchesName(text, path));
+  return isKnown ? "" : "no module's name matches";
+}
 
 /** Positions of the modules that are selected with their descendants. */
 export const selectedRoots = computed<readonly number[]>(() => {
@@ -93,6 +108,15 @@ export function isInSelection(position: number): boolean {
   return !hasModuleSelection.value || selectedModules.value[position] === 1;
 }
 
+/** Whether a name, also of a module that the page does not have, is in a selected subtree. */
+export function isNameSelected(name: string | undefined): boolean {
+  if (!hasModuleSelection.value) return true;
+  if (name === undefined || name === NO_MODULE) return false;
+  if (modulePattern.value) return matchesInside(modulePattern.value, name);
+  const path = page.value.modules.path[selected.value]!;
+  return path === "" || name === path || name.startsWith(`${path}.`);
+}
+
 /** The same for rows that represent all identical layers by the first of them. */
 export function isFoldedRowInSelection(position: number): boolean {
   if (!hasModuleSelection.value) return true;
@@ -102,5 +126,5 @@ export function isFoldedRowInSelection(position: number): boolean {
 /** A module's full path, or the root's label. */
 export function moduleName(position: number): string {
   const { path, label } = page.value.modules;
-  return path[position] || label[position] || "outside any module";
+  return path[position] || label[position] || NO_MODULE;
 }

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { Page } from "../page";
 
 const FORMAT = "shardscope.page";
-const SCHEMA = 4;
+const SCHEMA = 5;
 
 /** Set before anything is rendered; tests set their own. */
 export const page = signal<Page>(null as unknown as Page);

@@ -1,5 +1,5 @@
 import { beforeEach, expect, test } from "vitest";
-import type { Page } from "../page";
+import { makePage } from "./empty_page";
 import { page } from "./page";
 import { navigate } from "./route";
 import {
@@ -13,9 +13,9 @@ import {
 } from "./search";
 
 beforeEach(() => {
-  page.value = {
+  page.value = makePage({
     modules: { path: ["", "layers", "layers.0", "layers.0.attn"] },
-  } as unknown as Page;
+  });
   navigate({ view: "modules", params: {} });
 });
 

@@ -4,7 +4,7 @@
  */
 import { computed } from "@preact/signals";
 import type { Communication } from "../page";
-import { hasModuleSelection, isInSelection } from "./modules";
+import { hasModuleSelection, isInSelection, judgeModule } from "./modules";
 import { page } from "./page";
 import { includesRank } from "./ranks";
 import { changeRoute, hrefTo, navigate, route } from "./route";
@@ -47,6 +47,51 @@ export interface Selection {
 
 const NO_NAMES: readonly string[] = [];
 
+export function paramOf(facet: Facet): string {
+  return PARAMS[facet];
+}
+
+/** The names of a facet, or a function that says why a text is none of its values. */
+export function listKnown(facet: Facet): readonly string[] | ((text: string) => string) {
+  const { axes, kinds, phases, causes, dtypes } = page.value.communication ?? NO_LISTS;
+  const known = {
+    axis: axes,
+    kind: kinds,
+    phase: listPhases(phases),
+    cause: causes,
+    dtype: dtypes,
+    module: judgeModule,
+    line: (text: string) => (locations.value.has(text) ? "" : "no line of this recording"),
+    rank: (text: string) => (parseRank(text) >= 0 ? "" : judgeRank(text)),
+    range: (text: string) => (parseRange(text) ? "" : "a range is FIRST-LAST or FIRST-LASTns"),
+  };
+  return known[facet];
+}
+
+const NO_LISTS = {
+  axes: NO_NAMES,
+  kinds: NO_NAMES,
+  phases: NO_NAMES,
+  causes: NO_NAMES,
+  dtypes: NO_NAMES,
+};
+
+/** Phases of collectives, and those of memory, which may be all that the page has. */
+function listPhases(phases: readonly string[]): readonly string[] {
+  return [
+    ...new Set([...phases, ...page.value.memory.flatMap((c) => c.allocations?.phases ?? [])]),
+  ];
+}
+
+function parseRank(text: string): number {
+  return /^\d+$/.test(text) && Number(text) < page.value.run.world_size ? Number(text) : -1;
+}
+
+function judgeRank(text: string): string {
+  const last = page.value.run.world_size - 1;
+  return /^\d+$/.test(text) && last >= 0 ? `ranks are 0 to ${last}` : "a rank is a number";
+}
+
 /** The selection, without the module, which store/modules.ts reads. */
 export const selection = computed<Selection>(() => {
   const { params } = route.value;
@@ -58,11 +103,11 @@ export const selection = computed<Selection>(() => {
   return {
     axis: find("axis", communication?.axes),
     kind: find("kind", communication?.kinds),
-    phase: find("phase", communication?.phases),
+    phase: find("phase", listPhases(communication?.phases ?? NO_NAMES)),
     cause: find("cause", communication?.causes),
     dtype: find("dtype", communication?.dtypes),
-    line: params.line ?? "",
-    rank: /^\d+$/.test(params.rank ?? "") ? Number(params.rank) : -1,
+    line: locations.value.has(params.line ?? "") ? params.line! : "",
+    rank: parseRank(params.rank ?? ""),
     range: communication ? parseRange(params.range) : null,
   };
 });
@@ -91,9 +136,21 @@ export const selectedFacets = computed<readonly Facet[]>(() => {
   return FACETS.filter(isSelected);
 });
 
+/** Selected facets that are not among these. */
+export function listUnfollowed(follows: readonly Facet[]): readonly Facet[] {
+  return selectedFacets.value.filter((facet) => !follows.includes(facet));
+}
+
 /** The text of a facet in the address: a name, `file:line`, a number, or a range. */
 export function selectedText(facet: Facet): string {
   return route.value.params[PARAMS[facet]] ?? "";
+}
+
+/** The selected axis, kind, phase, cause or dtype; null if all are. */
+export function selectedFacetName(
+  facet: "axis" | "kind" | "phase" | "cause" | "dtype",
+): string | null {
+  return selection.value[facet] < 0 ? null : selectedText(facet);
 }
 
 /** Address of the current view with these values selected; null selects all values of a facet. */
@@ -130,6 +187,11 @@ export function formatLocation(source: number): string {
   const { file, line } = page.value.sources;
   return source < 0 || file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
 }
+
+const locations = computed(() => {
+  const { line } = page.value.sources;
+  return new Set(line.map((_, source) => formatLocation(source)));
+});
 
 /** For each source, 1 if it is on the selected line; null if no line is selected. */
 const selectedSources = computed<Uint8Array | null>(() => {

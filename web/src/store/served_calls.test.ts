@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import type { Calls, Page } from "../page";
+import type { Calls } from "../page";
+import { makePage } from "./empty_page";
 import { page } from "./page";
 import { navigate } from "./route";
 import { findRanges, ServedRows, servedFilters } from "./served_calls";
@@ -7,7 +8,7 @@ import { findRanges, ServedRows, servedFilters } from "./served_calls";
 const CALLS = { rank: [0], order: [0], start_ns: [] } as unknown as Calls;
 const ORDER = { sort: null, is_descending: false, filters: [] };
 
-page.value = {
+page.value = makePage({
   modules: {
     path: ["", "a", "a.b", "c"],
     label: ["Net", "a", "b", "c"],
@@ -26,7 +27,7 @@ page.value = {
     calls: CALLS,
     ranks: [],
   },
-} as unknown as Page;
+});
 
 test("positions that match become ranges", () => {
   expect(findRanges(6, (position) => position !== 2)).toEqual([

@@ -1,10 +1,18 @@
 import { beforeEach, expect, test } from "vitest";
 import { listCauses } from "../views/communication/cause_rows";
+import { makePage } from "./empty_page";
 import { moduleTraffic, ownCollectives } from "./module_traffic";
 import { modulePattern } from "./modules";
 import { page } from "./page";
 import { navigate } from "./route";
-import { clear, select, selectedFacets, selection, selectionHref } from "./selection";
+import {
+  clear,
+  formatLocation,
+  select,
+  selectedFacets,
+  selection,
+  selectionHref,
+} from "./selection";
 import { hasAllCalls, NO_TRAFFIC, selectedTraffic, sumRows, type TrafficSum } from "./traffic";
 import cases from "./traffic.cases.json";
 
@@ -17,7 +25,7 @@ const EXPECTATIONS = cases.flatMap((recording) =>
 );
 
 function open(recording: { readonly page: unknown }, params: Record<string, string | undefined>) {
-  page.value = recording.page as typeof page.value;
+  page.value = makePage(recording.page as Parameters<typeof makePage>[0]);
   navigate({ view: "communication", params: params as Record<string, string> });
 }
 
@@ -81,9 +89,19 @@ test.each(cases)("causes are listed in Python's order: $name", (recording) => {
 beforeEach(() => open(cases[0]!, {}));
 
 test("the selection is read from the address, and unknown names select everything", () => {
-  open(cases[0]!, { axis: "zz", rank: "x", range: "9-3", m: "no.such.module", dtype: "" });
+  open(cases[0]!, {
+    axis: "zz",
+    rank: "x",
+    range: "9-3",
+    m: "no.such.module",
+    line: "no.py:1",
+    dtype: "",
+  });
   expect(selectedFacets.value).toEqual([]);
-  open(cases[0]!, { rank: "5", range: "3-9ns", line: "a.py:1", m: "layers.*" });
+  open(cases[0]!, { rank: "4096", m: "no.such.*" });
+  expect(selectedFacets.value).toEqual([]);
+  const line = formatLocation(0);
+  open(cases[0]!, { rank: "5", range: "3-9ns", line, m: "layers.*" });
   expect(selectedFacets.value).toEqual(["module", "line", "rank", "range"]);
   expect(selection.value.range).toEqual({ along: "time", low: 3, high: 9 });
   expect(modulePattern.value).toBe("layers.*");
@@ -93,7 +111,7 @@ test("a value is selected and cleared in the address", () => {
   const [axis] = page.value.communication!.axes;
   select("axis", axis!);
   expect(selectionHref({ rank: "1" }, "memory")).toBe(`#/memory?axis=${axis}&rank=1`);
-  select("rank", "12345");
+  select("rank", "1023");
   expect(selectedTraffic.value).toEqual(NO_TRAFFIC);
   clear("rank", "axis");
   expect(selectedFacets.value).toEqual([]);

@@ -5,7 +5,7 @@ import { selectedCalls } from "../store/selection";
 import { CallsTable } from "./communication/calls_table";
 import { Causes } from "./communication/causes";
 import { Ranks } from "./communication/ranks";
-import { Timeline } from "./communication/timeline";
+import { listTimelineParams, Timeline } from "./communication/timeline";
 import { Timings } from "./communication/timings";
 import { Totals } from "./communication/totals";
 import { TrafficMatrix } from "./communication/traffic_matrix";
@@ -39,5 +39,9 @@ export const view: View = {
   hasData: (page) => page.communication !== null,
   empty: "Collectives were not recorded.",
   command: "shardscope trace TARGET -o recording.json",
+  params: ({ communication }) => ({
+    show: ["bytes", "counts"],
+    ...(communication && listTimelineParams(communication)),
+  }),
   Component: CommunicationView,
 };

@@ -1,18 +1,23 @@
 /** Two recordings side by side: what was added, what is gone, what changed. */
 import "./compare.css";
 import { useCallback, useMemo } from "preact/hooks";
-import type { AreaSum, ChangeRow, Comparison } from "../page";
+import type { ChangeRow, Comparison } from "../page";
 import { Badge } from "../parts/badge";
 import { Choices } from "../parts/choices";
+import { Command } from "../parts/command";
 import { Differences } from "../parts/differences";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
-import { formatNumber, pluralize } from "../parts/units";
-import { isDropped } from "../store/earlier";
+import { joinNames } from "../parts/unfollowed";
+import { pluralize } from "../parts/units";
+import { earlier, isDropped } from "../store/earlier";
 import { isFoldedRowInSelection } from "../store/modules";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
+import { param, route, setParam } from "../store/route";
+import { VIEWS } from ".";
+import { Areas } from "./compare/areas";
+import { describeHidden, FOLLOWED, isChangeSelected } from "./compare/selected_changes";
 import type { View } from "./view";
 
 const ALL = "all";
@@ -23,7 +28,7 @@ function Compare() {
   return (
     <>
       <Panel title="What changed" note={describe(comparison)}>
-        <Areas areas={comparison.areas} />
+        <Areas comparison={comparison} />
         {comparison.notes.map((note) => (
           <p key={note} class="compare-note">
             {note}
@@ -37,11 +42,23 @@ function Compare() {
 
 /** The figures of all views, compared with a file that was dropped onto the page. */
 function AllDifferences() {
-  const views = [...new Set(page.value.figures.map(({ view }) => view))];
+  const { name, omitted, command } = earlier.value!;
+  const compared = [...page.value.figures, ...earlier.value!.figures].map(({ view }) => view);
+  const shown = new Set([...compared, ...Object.keys(omitted), "communication", "memory"]);
   return (
     <>
-      {views.map((view) => (
-        <Differences key={view} view={view} title={view[0]!.toUpperCase() + view.slice(1)} />
+      {command && (
+        <Panel
+          title={`Compared with ${name} in the browser`}
+          note={`Not compared: ${joinNames([...Object.values(omitted), "single changes"])}. This command writes a page that compares everything:`}
+        >
+          <div class="compare-command">
+            <Command text={command} />
+          </div>
+        </Panel>
+      )}
+      {VIEWS.filter(({ id }) => shown.has(id)).map(({ id, title }) => (
+        <Differences key={id} view={id} title={title} />
       ))}
     </>
   );
@@ -50,52 +67,6 @@ function AllDifferences() {
 function describe({ before, after, changes }: Comparison): string {
   const names = `from ${before} to ${after}`;
   return changes.length ? names : `${names}: nothing.`;
-}
-
-/** Totals of each area in both recordings; clicking an area shows only its changes. */
-function Areas({ areas }: { areas: readonly AreaSum[] }) {
-  const requestedArea = param("area");
-  return (
-    <div class="areas">
-      {areas.map((area) => {
-        const count = area.num_added + area.num_gone + area.num_changed;
-        return (
-          <button
-            type="button"
-            key={area.name}
-            class={count ? "area-sum" : "area-sum area-same"}
-            aria-pressed={requestedArea === area.name}
-            disabled={!count}
-            onClick={() => setParam("area", requestedArea === area.name ? null : area.name)}
-          >
-            <span class="area-name">{area.name}</span>
-            <span class="area-figures">
-              {area.before || area.after ? (
-                <>
-                  {area.before || "none"} <span class="dim">→</span> {area.after || "none"}
-                </>
-              ) : (
-                pluralize(count, "change")
-              )}
-            </span>
-            <span class="area-counts">
-              {count
-                ? [
-                    area.num_added && `${formatNumber(area.num_added)} added`,
-                    area.num_gone && `${formatNumber(area.num_gone)} gone`,
-                    area.num_changed && `${formatNumber(area.num_changed)} changed`,
-                  ]
-                    .filter(Boolean)
-                    .join(", ")
-                : area.before === area.after
-                  ? "the same"
-                  : "shown in other rows"}
-            </span>
-          </button>
-        );
-      })}
-    </div>
-  );
 }
 
 const STATUSES = [
@@ -116,12 +87,15 @@ function Changes({ comparison }: { comparison: Comparison }) {
   const columns = useMemo(() => makeColumns(comparison), [comparison]);
   const area = areas.findIndex(({ name }) => name === param("area"));
   const status = param("status") ?? ALL;
+  const { params } = route.value;
   const isShown = useCallback(
     (row: number) => {
       const change = changes[row]!;
-      return (area < 0 || change.area === area) && isOfStatus(change, status);
+      return (
+        (area < 0 || change.area === area) && isOfStatus(change, status) && isChangeSelected(change)
+      );
     },
-    [changes, area, status],
+    [changes, area, status, params],
   );
   const moduleOf = useCallback((row: number) => changes[row]!.module, [changes]);
   const leftOut = comparison.left_out
@@ -130,7 +104,8 @@ function Changes({ comparison }: { comparison: Comparison }) {
   return (
     <Panel
       title="Changes"
-      note={`Layers with the same change share a row.${leftOut}`}
+      note={`Layers with the same change share a row.${leftOut}${describeHidden(changes)}`}
+      follows={FOLLOWED}
       controls={
         <Choices
           label="which changes"
@@ -166,6 +141,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
     {
       id: "status",
       title: "",
+      narrowPlace: 3,
       width: 7.5,
       value: (row) => changeAt(row).status,
       cell: (row) => <Badge word={changeAt(row).status} />,
@@ -186,11 +162,18 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       ),
     },
     { id: "area", title: "Area", width: 7.5, value: (row) => areas[changeAt(row).area]!.name },
-    { id: "what", title: "What", width: 12, grow: 3, value: (row) => changeAt(row).what },
+    {
+      id: "what",
+      title: "What",
+      narrowPlace: 0,
+      width: 12,
+      grow: 3,
+      value: (row) => changeAt(row).what,
+    },
     {
       id: "before",
       title: "Before",
-      width: 8,
+      width: 6.5,
       grow: 2,
       align: "end",
       value: (row) => changeAt(row).before,
@@ -199,7 +182,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       id: "after",
       title: "After",
       hint: "sorted by how much it changed",
-      width: 8,
+      width: 6.5,
       grow: 2,
       align: "end",
       value: (row) => changeAt(row).delta,
@@ -252,5 +235,9 @@ export const view: View = {
   empty:
     "This page is of one recording. Drop a second report or recording onto it, or create a page of two.",
   command: "shardscope report after.json --against before.json -o report.html",
+  params: ({ comparison }) => ({
+    area: (comparison?.areas ?? []).map(({ name }) => name),
+    status: STATUSES.map(({ id }) => id),
+  }),
   Component: Compare,
 };

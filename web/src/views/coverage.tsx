@@ -7,9 +7,16 @@ import { Choices } from "../parts/choices";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
 import { formatBytesCell, formatCount, formatFlops, formatShare, pluralize } from "../parts/units";
-import { isFoldedRowInSelection } from "../store/modules";
+import { hasModuleSelection, isFoldedRowInSelection } from "../store/modules";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
+import { param, route, setParam } from "../store/route";
+import {
+  type Facet,
+  isSourceSelected,
+  selectedFacetName,
+  selectedFacets,
+  selection,
+} from "../store/selection";
 import { OpDetail } from "./coverage/op_detail";
 import type { View } from "./view";
 
@@ -22,6 +29,7 @@ function Coverage() {
       <Panel
         title="Ops by verdict"
         note={describe(level)}
+        follows={FOLLOWED}
         controls={
           levels.length > 1 && (
             <Choices
@@ -51,37 +59,59 @@ function describe(level: LevelCoverage): string {
   return `${placements}, on a mesh of ${level.mesh}${world}. The verdict on an op is the worst of all its calls.`;
 }
 
-/** A bar of all ops by verdict, and buttons that filter by verdict. */
+/** What ops can be filtered by: where they are called, and whether in forward or in backward. */
+const FOLLOWED: readonly Facet[] = ["module", "line", "phase"];
+
+function isOpSelected({ modules, sources, num_forward, num_backward }: OpRow): boolean {
+  const phase = selectedFacetName("phase");
+  const isCalled: Readonly<Record<string, boolean>> = {
+    forward: num_forward > 0,
+    backward: num_backward > 0,
+  };
+  return (
+    (!hasModuleSelection.value || modules.some(isFoldedRowInSelection)) &&
+    (!selection.value.line || sources.some(isSourceSelected)) &&
+    (phase === null || isCalled[phase] === true)
+  );
+}
+
+/** The selected ops of each verdict. */
+function countVerdicts({ verdicts, counts, ops }: LevelCoverage): readonly number[] {
+  if (!selectedFacets.value.some((facet) => FOLLOWED.includes(facet))) return counts;
+  const selected = ops.filter(isOpSelected);
+  return verdicts.map((verdict) => selected.filter((op) => op.verdict === verdict).length);
+}
+
+/** A bar of all selected ops by verdict, and buttons that filter by verdict. */
 function Verdicts({ level }: { level: LevelCoverage }) {
-  const numOps = level.counts.reduce((sum, count) => sum + count, 0);
+  const counts = countVerdicts(level);
+  const numOps = counts.reduce((sum, count) => sum + count, 0);
   const requestedVerdict = param("verdict");
+  if (!numOps) return <p class="verdicts-none">No op is in what is selected.</p>;
   return (
     <>
       <div class="verdict-bar" aria-hidden="true">
         {level.verdicts.map((verdict, i) => (
-          <span
-            key={verdict}
-            class={`tone-${toneOf(verdict)}`}
-            style={{ flexGrow: level.counts[i]! }}
-          />
+          <span key={verdict} class={`tone-${toneOf(verdict)}`} style={{ flexGrow: counts[i]! }} />
         ))}
       </div>
-      <VerdictButtons level={level} numOps={numOps} requestedVerdict={requestedVerdict} />
+      <VerdictButtons {...{ level, counts, numOps, requestedVerdict }} />
     </>
   );
 }
 
 interface VerdictProps {
   readonly level: LevelCoverage;
+  readonly counts: readonly number[];
   readonly numOps: number;
   readonly requestedVerdict: string | undefined;
 }
 
-function VerdictButtons({ level, numOps, requestedVerdict }: VerdictProps) {
+function VerdictButtons({ level, counts, numOps, requestedVerdict }: VerdictProps) {
   return (
     <div class="verdicts" role="group" aria-label="verdicts">
       {level.verdicts.map((verdict, i) => {
-        const count = level.counts[i]!;
+        const count = counts[i]!;
         if (!count) return null;
         return (
           <button
@@ -104,21 +134,25 @@ function Ops({ level }: { level: LevelCoverage }) {
   const { ops } = level;
   const columns = useMemo(() => makeColumns(ops), [ops]);
   const requestedVerdict = param("verdict");
+  const { params } = route.value;
   const isShown = useCallback(
-    (row: number) => !requestedVerdict || ops[row]!.verdict === requestedVerdict,
-    [ops, requestedVerdict],
+    (row: number) =>
+      (!requestedVerdict || ops[row]!.verdict === requestedVerdict) && isOpSelected(ops[row]!),
+    [ops, requestedVerdict, params],
   );
   const modulesOf = useCallback((row: number) => ops[row]!.modules, [ops]);
-  const sourcesOf = useCallback((row: number) => ops[row]!.sources, [ops]);
   return (
-    <Panel title="Ops" note="The worst first. Click a row for what was tried and what to do.">
+    <Panel
+      title="Ops"
+      note="The worst first; figures of an op are of all its calls. Click a row for what was tried and what to do."
+      follows={FOLLOWED}
+    >
       <Table
         label="ops"
         numRows={ops.length}
         columns={columns}
         isShown={isShown}
         modules={modulesOf}
-        sources={sourcesOf}
         isSelected={isFoldedRowInSelection}
         detail={(row) => <OpDetail op={ops[row]!} />}
         empty="The model has no ops at this level."
@@ -134,6 +168,7 @@ function makeColumns(ops: readonly OpRow[]): Column[] {
     {
       id: "verdict",
       title: "Verdict",
+      narrowPlace: 1,
       width: 9.5,
       value: (row) => ops[row]!.verdict,
       cell: (row) => <Badge word={ops[row]!.verdict} />,
@@ -195,5 +230,9 @@ export const view: View = {
   hasData: (page) => page.coverage.length > 0,
   empty: "Op coverage was not recorded.",
   command: "shardscope coverage TARGET --mesh tp=4 -o recording.json",
+  params: ({ coverage }) => ({
+    level: coverage.map((_, i) => String(i)),
+    verdict: [...new Set(coverage.flatMap(({ verdicts }) => verdicts))],
+  }),
   Component: Coverage,
 };

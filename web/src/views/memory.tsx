@@ -8,14 +8,17 @@ import { seriesColor } from "../parts/colors";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { type Column, Table } from "../parts/table";
+import { Unfollowed } from "../parts/unfollowed";
 import { formatBytes, formatShare } from "../parts/units";
 import { hasModuleSelection, isInSelection, moduleName, selectedName } from "../store/modules";
 import { page } from "../store/page";
 import { firstRank } from "../store/ranks";
+import { route } from "../store/route";
 import { isRankSelected, select, selection } from "../store/selection";
 import { AreaChart } from "./memory/area_chart";
-import { InUse } from "./memory/in_use";
+import { GROUPINGS, InUse } from "./memory/in_use";
 import { readInstants } from "./memory/instants";
+import { listCurveFacets, selectCurve, shownCurve } from "./memory/selected_curve";
 import { type KindSum, sumKinds } from "./memory/stacked_series";
 import type { View } from "./view";
 
@@ -23,18 +26,16 @@ const MAX_CHOICES = 8; // ranks to choose from, beside the selected one
 
 function Memory() {
   const curves = page.value.memory;
-  // Without a selected rank, the ranks that need most memory.
-  const curveIndex = Math.max(
-    curves.findIndex(({ ranks }) => isRankSelected(ranks)),
-    0,
-  );
-  const curve = curves[curveIndex]!;
+  const curve = shownCurve.value!;
+  const curveIndex = curves.indexOf(curve);
   const instants = readInstants(curve);
+  const selected = useMemo(() => selectCurve(curve), [curve, route.value.params]);
   return (
     <>
       <Panel
         title="Memory over the step"
-        note={describe(curve)}
+        note={describe(curve, selected)}
+        follows={listCurveFacets(curve)}
         controls={
           curves.length > 1 && (
             <Choices
@@ -48,7 +49,7 @@ function Memory() {
           )
         }
       >
-        <AreaChart curve={curve} instants={instants} />
+        <AreaChart curve={selected ?? curve} instants={instants} isPart={selected !== null} />
         <Figures curve={curve} />
       </Panel>
       {curve.allocations ? (
@@ -63,7 +64,7 @@ function Memory() {
   );
 }
 
-function describe(curve: MemoryCurve): string {
+function describe(curve: MemoryCurve, selected: MemoryCurve | null): string {
   const { rank } = selection.value;
   const instead = isRankSelected(curve.ranks) ? "" : `Rank ${rank} has no memory profile. `;
   const where = curve.peak_module < 0 ? "" : `, while ${moduleName(curve.peak_module)} ran`;
@@ -71,7 +72,11 @@ function describe(curve: MemoryCurve): string {
   const keys = curve.allocations
     ? "Click an instant to see what is in use, drag or Shift-click to see what changed between two."
     : "";
-  return `${instead}${peak}; ${curve.caveat}. From left to right: order of allocations, not time. ${keys}`;
+  const note = curve.allocations?.note ? ` (${curve.allocations.note})` : "";
+  const part = selected
+    ? ` Drawn: what is selected, at most ${formatBytes(selected.peak_bytes)}${note}.`
+    : "";
+  return `${instead}${peak}; ${curve.caveat}.${part} From left to right: order of allocations, not time. ${keys}`;
 }
 
 function Figures({ curve }: { curve: MemoryCurve }) {
@@ -83,19 +88,22 @@ function Figures({ curve }: { curve: MemoryCurve }) {
     ["the device has", curve.device_bytes, curve.room],
   ];
   return (
-    <dl class="memory-figures">
-      {rows.map(
-        ([label, value, hint]) =>
-          value !== null && (
-            <div key={label}>
-              <dt>{label}</dt>
-              <dd>
-                {formatBytes(value)} <span class="dim">{hint}</span>
-              </dd>
-            </div>
-          ),
-      )}
-    </dl>
+    <>
+      <Unfollowed what="These figures" follows={["rank"]} />
+      <dl class="memory-figures">
+        {rows.map(
+          ([label, value, hint]) =>
+            value !== null && (
+              <div key={label}>
+                <dt>{label}</dt>
+                <dd>
+                  {formatBytes(value)} <span class="dim">{hint}</span>
+                </dd>
+              </div>
+            ),
+        )}
+      </dl>
+    </>
   );
 }
 
@@ -104,6 +112,7 @@ function PeakByCategory({ curve }: { curve: MemoryCurve }) {
   return (
     <Panel
       title="At the peak, by category"
+      follows={["module", "rank"]}
       note={hasModuleSelection.value && `Of ${selectedName.value}.`}
     >
       <ul class="memory-kinds">
@@ -147,6 +156,7 @@ function PeakByModule({ curve }: { curve: MemoryCurve }) {
   return (
     <Panel
       title="At the peak, by module"
+      follows={["module", "rank"]}
       note={`${note} Other instants were not recorded: record again with this version.`}
     >
       <Table
@@ -181,7 +191,7 @@ function makeColumns(curve: MemoryCurve): Column[] {
     {
       id: "kind",
       title: "Category",
-      width: 9,
+      width: 10.5,
       grow: 1,
       value: (row) => curve.kinds[rows[row]!.kind]!.replaceAll("_", " "),
       cell: (row) => (
@@ -220,5 +230,11 @@ export const view: View = {
   hasData: (page) => page.memory.length > 0,
   empty: "Memory was not recorded.",
   command: "shardscope memory TARGET -o recording.json",
+  params: ({ memory }) => ({
+    by: GROUPINGS.map(({ id }) => id),
+    category: [...new Set(memory.flatMap(({ kinds }) => kinds))],
+    at: /^-?\d+$/,
+    from: /^-?\d+$/,
+  }),
   Component: Memory,
 };

@@ -2,12 +2,14 @@
 import "./modules.css";
 import { Choices } from "../parts/choices";
 import { Panel } from "../parts/panel";
+import { Unfollowed } from "../parts/unfollowed";
 import { selected } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import type { Show } from "./modules/columns";
+import { listMeasures } from "./modules/measures";
 import { ModuleCard } from "./modules/module_card";
-import { ModulePicture } from "./modules/module_picture";
+import { listPictureParams, ModulePicture } from "./modules/module_picture";
 import { Tree } from "./modules/tree";
 import { closeAll, openAll } from "./modules/tree_state";
 import type { View } from "./view";
@@ -41,10 +43,16 @@ function Modules() {
           </>
         }
       >
+        {hasSizes() && <Unfollowed what="Parameters and memory" follows={["module"]} />}
         <Tree show={show} />
       </Panel>
     </>
   );
+}
+
+/** Whether the tree has columns other than those of collectives. */
+function hasSizes(): boolean {
+  return listMeasures(page.value).some(({ isTraffic }) => !isTraffic);
 }
 
 function describeFigures(): string {
@@ -60,5 +68,6 @@ export const view: View = {
   hasData: (page) => page.modules.path.length > 0,
   empty: "Modules were not recorded.",
   command: "shardscope trace TARGET -o recording.json",
+  params: (page) => ({ show: ["bytes", "counts"], ...listPictureParams(page) }),
   Component: Modules,
 };

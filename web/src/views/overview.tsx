@@ -5,10 +5,11 @@ import { CommandWords } from "../parts/command";
 import { Panel } from "../parts/panel";
 import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
+import { isRankSelected } from "../store/selection";
 import { listMeasures } from "./modules/measures";
-import { ModulePicture } from "./modules/module_picture";
+import { listPictureParams, ModulePicture } from "./modules/module_picture";
 import { Facts } from "./overview/facts";
-import { Findings } from "./overview/findings";
+import { Findings, SEVERITIES } from "./overview/findings";
 import { MatchingModules } from "./overview/matching_modules";
 import { MemorySpark } from "./overview/memory_spark";
 import { Checks, NextCommands } from "./overview/next_steps";
@@ -82,20 +83,22 @@ function Gaps({ gaps }: { gaps: readonly GapItem[] }) {
   if (!gaps.length) {
     return <p class="complete">{page.value.run.no_gaps}</p>;
   }
+  const shown = gaps.filter(({ ranks }) => isRankSelected(ranks));
   const numLost = gaps.filter((gap) => gap.is_loss).length;
-  const note = numLost
+  const words = numLost
     ? `${pluralize(numLost, "gap")} with lost records: figures are incomplete.`
     : "Figures leave these out. Nothing else is known to be missing.";
+  const part = shown.length < gaps.length ? `${shown.length} concern the selected rank. ` : "";
   return (
-    <Panel title={`Gaps (${gaps.length})`} note={note}>
+    <Panel title={`Gaps (${gaps.length})`} note={part + words} follows={["rank"]}>
       <ul class="gaps">
-        {gaps.map((gap, i) => (
+        {shown.map((gap, i) => (
           <li key={i} class="gap">
             <span class="gap-place mono">{gap.place}</span>
             <span class="gap-fact">{gap.fact}</span>
             <span class="gap-rank">
               {gap.is_loss && <span class="gap-loss">records lost</span>}
-              {gap.rank === null ? "any rank" : `rank ${gap.rank}`}
+              {gap.ranks || "any rank"}
             </span>
           </li>
         ))}
@@ -109,5 +112,6 @@ export const view: View = {
   title: "Overview",
   hasData: () => true,
   empty: "",
+  params: (page) => ({ severity: SEVERITIES, ...listPictureParams(page) }),
   Component: Overview,
 };

@@ -1,14 +1,18 @@
 /** Whether the parallel program computes the same results, and the collectives that were inserted. */
 import "./proof.css";
-import type { DivergenceItem, FallbackRow, InsertedRow, ParallelItem, ParityItem } from "../page";
+import type { DivergenceItem, ParallelItem, ParityItem, VerdictTable } from "../page";
 import { Badge } from "../parts/badge";
 import { Choices } from "../parts/choices";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { SourceLine } from "../parts/source_line";
-import { formatBytes, formatCount } from "../parts/units";
+import { Unfollowed } from "../parts/unfollowed";
+import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
+import { listUnfollowed, selectedFacets } from "../store/selection";
+import { Fallbacks, Inserted } from "./proof/inserted";
+import { countDiffering, FOLLOWED, isDivergenceSelected } from "./proof/selected_rows";
 import { Verdicts } from "./proof/verdicts";
 import type { View } from "./view";
 
@@ -50,6 +54,24 @@ function Summary({ isFine, summary }: { isFine: boolean; summary: string }) {
   );
 }
 
+/** The same of the selected tensors; nothing if no selected facet concerns tensors. */
+function SelectedTensors({ tensors }: { tensors: VerdictTable }) {
+  const facets = selectedFacets.value;
+  if (!facets.length || listUnfollowed(FOLLOWED.tensors).length === facets.length) return null;
+  const { all, bad } = countDiffering(tensors);
+  return (
+    <p class="proof-selected" role="status">
+      In what is selected,{" "}
+      <b>
+        {all
+          ? `${formatNumber(bad)} of ${pluralize(all, "tensor")} ${bad === 1 ? "differs" : "differ"}`
+          : "no tensor was compared"}
+      </b>
+      .
+    </p>
+  );
+}
+
 function Parity({ item }: { item: ParityItem }) {
   return (
     <Panel
@@ -58,15 +80,35 @@ function Parity({ item }: { item: ParityItem }) {
       controls={<WhichTensors />}
     >
       <Summary isFine={item.is_fine} summary={item.summary} />
-      {item.divergences.length > 0 && (
+      <SelectedTensors tensors={item.tensors} />
+      {item.divergences.length > 0 && <Divergences items={item.divergences} />}
+      <Unfollowed what="Tensors" follows={FOLLOWED.tensors} />
+      <Verdicts tensors={item.tensors} label="compared tensors" isBad={param("only") === "bad"} />
+    </Panel>
+  );
+}
+
+/** Where the two versions diverge, as far as it is selected. */
+function Divergences({ items }: { items: readonly DivergenceItem[] }) {
+  const shown = items.filter(isDivergenceSelected);
+  const numHidden = items.length - shown.length;
+  return (
+    <>
+      <Unfollowed what="Places that differ" follows={FOLLOWED.divergences} />
+      {shown.length > 0 && (
         <ol class="breaks">
-          {item.divergences.map((divergence, i) => (
+          {shown.map((divergence, i) => (
             <Divergence key={i} item={divergence} />
           ))}
         </ol>
       )}
-      <Verdicts tensors={item.tensors} isBad={param("only") === "bad"} />
-    </Panel>
+      {numHidden > 0 && (
+        <p class="proof-none">
+          {pluralize(numHidden, "place")} where the versions first differ{" "}
+          {numHidden === 1 ? "is" : "are"} not in what is selected.
+        </p>
+      )}
+    </>
   );
 }
 
@@ -95,75 +137,23 @@ function Parallel({ item }: { item: ParallelItem }) {
       controls={item.tensors.name.length > 0 && <WhichTensors />}
     >
       <Summary isFine={item.is_fine} summary={item.summary} />
+      {item.tensors.name.length > 0 && <SelectedTensors tensors={item.tensors} />}
       {item.fallbacks.length > 0 && <Fallbacks rows={item.fallbacks} />}
-      {item.inserted.length > 0 && <Inserted rows={item.inserted} />}
+      {item.inserted.length > 0 && (
+        <Inserted rows={item.inserted} label={`inserted collectives of ${item.program}`} />
+      )}
       {item.tensors.name.length > 0 && (
-        <Verdicts tensors={item.tensors} isBad={param("only") === "bad"} />
+        <section class="proof-table">
+          <h3 class="detail-head">Tensors, compared with the original</h3>
+          <Unfollowed what="Tensors" follows={FOLLOWED.tensors} />
+          <Verdicts
+            tensors={item.tensors}
+            label={`compared tensors of ${item.program}`}
+            isBad={param("only") === "bad"}
+          />
+        </section>
       )}
     </Panel>
-  );
-}
-
-function Inserted({ rows }: { rows: readonly InsertedRow[] }) {
-  return (
-    <div class="proof-table">
-      <h3 class="detail-head">Inserted collectives; ×n: in n identical layers</h3>
-      <div class="scroll-x">
-        <table class="plain-table">
-          <thead>
-            <tr>
-              <th>what</th>
-              <th>phase</th>
-              <th class="end">count</th>
-              <th class="end">input in all</th>
-              <th>module</th>
-              <th>cause</th>
-              <th>line</th>
-            </tr>
-          </thead>
-          <tbody>
-            {rows.map((row, i) => (
-              <tr key={i}>
-                <td>{row.what}</td>
-                <td>{row.phase}</td>
-                <td class="end">{formatCount(row.count)}</td>
-                <td class="end">{formatBytes(row.size_bytes)}</td>
-                <td>
-                  <ModuleLink module={row.module} />
-                </td>
-                <td class="proof-cause">{row.cause}</td>
-                <td>
-                  <SourceLine source={row.source} isShort />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-    </div>
-  );
-}
-
-function Fallbacks({ rows }: { rows: readonly FallbackRow[] }) {
-  return (
-    <ul class="breaks">
-      {rows.map((row, i) => (
-        <li key={i} class="break">
-          <div class="break-head">
-            <Badge word={row.kind} tone="warn" />
-            <code>{row.op}</code>
-            {row.count > 1 && <span class="chip">×{row.count}</span>}
-            <span>
-              in <ModuleLink module={row.module} /> along {row.axis}, {formatBytes(row.size_bytes)}{" "}
-              moved
-            </span>
-          </div>
-          <p class="mono wrap">{row.placements}</p>
-          <SourceLine source={row.source} />
-          <p class="remedy">{row.remedy}</p>
-        </li>
-      ))}
-    </ul>
   );
 }
 
@@ -173,5 +163,6 @@ export const view: View = {
   hasData: ({ proof }) => proof !== null && proof.parity.length + proof.parallel.length > 0,
   empty: "The parallel model was not compared with a single device.",
   command: "shardscope parity TARGET --mesh tp=2 -o recording.json",
+  params: () => ({ only: ["all", "bad"] }),
   Component: Proof,
 };

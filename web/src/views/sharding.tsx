@@ -11,10 +11,15 @@ import { formatNumber } from "../parts/units";
 import { isInSelection } from "../store/modules";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
-import { isRankSelected } from "../store/selection";
+import { type Facet, isRankSelected, selectedFacetName } from "../store/selection";
 import { Flags, makeColumns } from "./sharding/columns";
 import { LayoutDrawing } from "./sharding/layout_drawing";
-import { chooseRowToDraw, listUsefulFilters } from "./sharding/parameter_filters";
+import {
+  chooseRowToDraw,
+  hasAxis,
+  isOnAxis,
+  listUsefulFilters,
+} from "./sharding/parameter_filters";
 import { Summary } from "./sharding/summary";
 import type { View } from "./view";
 
@@ -36,7 +41,7 @@ function Layouts({ table }: { table: ShardingTable }) {
   const more = table.layouts.length - shown.length;
   const note = more ? `${formatNumber(more)} more are not drawn.` : "Recorded one by one.";
   return (
-    <Panel title="Layouts" note={note}>
+    <Panel title="Layouts" note={note} follows={[]}>
       <ul class="layouts">
         {shown.map(({ name, drawing }, i) => (
           <li key={i}>
@@ -55,9 +60,11 @@ function Audit({ table }: { table: ShardingTable }) {
   const filters = useMemo(() => listUsefulFilters(parameters), [parameters]);
   const filter = filters.find(({ id }) => id === param("show")) ?? filters[0]!;
   const columns = useMemo(() => makeColumns(parameters), [parameters]);
+  const axis = axisOf(parameters);
   const isShown = useCallback(
-    (row: number) => filter.matches(parameters, row),
-    [parameters, filter],
+    (row: number) =>
+      filter.matches(parameters, row) && (axis === null || isOnAxis(parameters, row, axis)),
+    [parameters, filter, axis],
   );
   const moduleOf = useCallback((row: number) => parameters.module[row]!, [parameters]);
   const ranksOf = useCallback((row: number) => parameters.ranks[row]!, [parameters]);
@@ -75,7 +82,8 @@ function Audit({ table }: { table: ShardingTable }) {
       </div>
       <Panel
         title="Parameters"
-        note="Click a parameter to draw its layout."
+        note={`Click a parameter to draw its layout.${axis === null ? "" : ` Those that are divided along ${axis}.`}`}
+        follows={listFollowed(parameters)}
         controls={
           filters.length > 1 && (
             <Choices
@@ -102,6 +110,17 @@ function Audit({ table }: { table: ShardingTable }) {
       </Panel>
     </>
   );
+}
+
+/** The selected axis; null if no placement names it, and parameters do not follow it. */
+function axisOf(parameters: Parameters): string | null {
+  const axis = selectedFacetName("axis");
+  return axis !== null && hasAxis(parameters, axis) ? axis : null;
+}
+
+/** What parameters are filtered by. */
+function listFollowed(parameters: Parameters): readonly Facet[] {
+  return axisOf(parameters) === null ? ["module", "rank"] : ["module", "rank", "axis"];
 }
 
 function SelectedLayout({ table, row }: { table: ShardingTable; row: number }) {
@@ -173,5 +192,8 @@ export const view: View = {
   hasData: (page) => page.sharding !== null,
   empty: "Parameters were not recorded.",
   command: "shardscope audit TARGET -o recording.json",
+  params: ({ sharding }) => ({
+    show: sharding ? listUsefulFilters(sharding.parameters).map(({ id }) => id) : [],
+  }),
   Component: Sharding,
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -183,8 +184,9 @@ class FrameLog:
     def begin_frame(self, code: CodeType, caller: FrameType | None, scope: dict[str, Any]) -> None:
         name = code.co_qualname.rpartition("<locals>.")[2]
         frame = Frame(name, code.co_filename, code.co_firstlineno, _read_callers(caller))
-        self.frames.append(frame)
         self._open.append(frame)
+        if not _is_writing(code, caller):
+            self.frames.append(frame)
 
     def end_frame(self, end: FrameEnd) -> None:
         if not self._open:  # observation may have started in the middle of a frame
@@ -215,6 +217,19 @@ def function_name(name: str) -> str:
     """The name without dynamo's prefix: `Net.forward` for its resume functions too."""
     before, resumed, after = name.partition(_RESUMED)
     return before + after.rpartition("_at_")[0] if resumed else name
+
+
+def _is_writing(code: CodeType, caller: FrameType | None) -> bool:
+    """Whether a function is called to write what the program prints, by a replaced stream.
+
+    W&B and others replace `sys.stdout.write` by a Python function, which is no part of the program.
+    """
+    methods = [getattr(stream, "write", None) for stream in (sys.stdout, sys.stderr)]
+    functions = (getattr(method, "__func__", method) for method in methods)
+    writers = {getattr(function, "__code__", None) for function in functions} - {None}
+    while writers and code not in writers and caller is not None:
+        code, caller = caller.f_code, caller.f_back
+    return code in writers
 
 
 def _read_callers(frame: FrameType | None) -> tuple[Line, ...]:

@@ -60,7 +60,9 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
 
     `path` is the module, the empty string for the root and None for no module. If `repeat`
     identical layers changed in the same way, they are folded: `layers.{0…31}.attn`. `modules` are
-    their clean names. `because` is the reason for the change, if it is known.
+    their clean names. `because` is the reason for the change, if it is known. `axis`, `kind` and
+    `phase` are those of the collectives that it is about, and `ranks` has it; empty if there are
+    none, or if all ranks that were compared have it.
     """
 
     area: Area
@@ -74,6 +76,10 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
     is_worse: bool | None = None  # None where neither is better
     because: str = ""
     source: Source | None = None  # of the second recording, where a line is known
+    axis: str = ""
+    kind: str = ""
+    phase: str = ""
+    ranks: str = ""
 
     @property
     def status(self) -> Status:

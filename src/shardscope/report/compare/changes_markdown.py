@@ -116,6 +116,10 @@ class ChangeDocument(Struct, frozen=True, kw_only=True):
     is_worse: bool | None
     because: str
     source: Source | None
+    axis: str = ""
+    kind: str = ""
+    phase: str = ""
+    ranks: str = ""
 
 
 class AreaDocument(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from shardscope.record import (
     Diagnosis,
     Explanation,
     OpCoverage,
+    OpVerdict,
     Source,
-    Verdict,
 )
 from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
@@ -147,13 +147,13 @@ Levels = Sequence[Coverage]
 # From harmless to severe: an op that redistributes its inputs is the least, one that fails the
 # worst.
 _BADNESS = {
-    Verdict.LOCAL: 0,
-    Verdict.SHARDED: 0,
-    Verdict.DECOMPOSED: 0,
-    Verdict.REDISTRIBUTED: 1,
-    Verdict.REPLICATED: 2,
-    Verdict.MISSING: 3,
-    Verdict.WRONG: 4,
+    OpVerdict.LOCAL: 0,
+    OpVerdict.SHARDED: 0,
+    OpVerdict.DECOMPOSED: 0,
+    OpVerdict.REDISTRIBUTED: 1,
+    OpVerdict.REPLICATED: 2,
+    OpVerdict.MISSING: 3,
+    OpVerdict.WRONG: 4,
 }
 _COVERED = 1
 
@@ -178,7 +178,7 @@ def total_coverage(before: Levels, after: Levels) -> AreaTotal:
 
 
 def _summarize_coverage(coverage: Coverage) -> str:
-    judged = [op for op in coverage.ops if op.verdict is not Verdict.LOCAL]
+    judged = [op for op in coverage.ops if op.verdict is not OpVerdict.LOCAL]
     covered = sum(_BADNESS[op.verdict] <= _COVERED for op in judged)
     num_local = len(coverage.ops) - len(judged)
     local = f", {num_local:,} on local tensors" if num_local else ""

@@ -158,6 +158,9 @@ class Fact(Struct, frozen=True, kw_only=True, gc=False):
     badness: float | None = None
     because: str = ""
     source: Source | None = None
+    axis: str = ""  # of the collectives that it is about, if it is about any
+    kind: str = ""
+    phase: str = ""
 
 
 # Facts with equal keys are matched in order: the first with the first, and so on.
@@ -201,6 +204,9 @@ def _make_change(area: Area, before: Fact | None, after: Fact | None) -> Change:
         is_worse=_is_worse(before, after),
         because=fact.because,
         source=None if after is None else after.source,
+        axis=fact.axis,
+        kind=fact.kind,
+        phase=fact.phase,
     )
 
 

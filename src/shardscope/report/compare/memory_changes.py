@@ -64,8 +64,8 @@ def join_ranks(changes: Mapping[Iterable[int], Iterable[Change]]) -> list[Change
 
 
 def _add_ranks(change: Change, ranks: list[int]) -> Change:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return replace(change, what=f"{change.what}, {word} {_name(ranks)}")
+    word, names = "rank" if len(ranks) == 1 else "ranks", _name(ranks)
+    return replace(change, what=f"{change.what}, {word} {names}", ranks=names)
 
 
 def _name(ranks: Iterable[int]) -> str:

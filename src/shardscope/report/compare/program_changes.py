@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from shardscope.record import (
     FINE,
     Agreement,
     Axis,
+    Fallback,
     Finding,
     Gap,
+    Inserted,
     Parallelization,
     Placed,
     Recording,
@@ -238,6 +242,8 @@ def _list_verdicts(recording: Recording, names: CleanNames, is_alone: bool) -> I
                 unit=Unit.WORDS,
                 badness=1.0,
                 because=first.detail,
+                source=first.source,
+                phase=str(first.phase),
             )
     for program in recording.parallel:
         prefix = "" if is_alone else f"{_program_name(program)}: "
@@ -276,33 +282,52 @@ def _list_program(program: Parallelization, names: CleanNames, name: str) -> Ite
 
 
 def _list_inserted(program: Parallelization, names: CleanNames, prefix: str) -> Iterator[Fact]:
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
-    causes: dict[tuple[str, str], str] = {}
+    groups: defaultdict[tuple[str, str], list[Inserted]] = defaultdict(list)
     for call in program.inserted:
         key = (names.clean(call.module), f"{prefix}{call.kind}[{call.axis}] in {call.phase}")
-        counts[key] += 1
-        sizes[key] += call.size_bytes
-        causes.setdefault(key, call.cause)
-    for (module, label), count in counts.items():
-        because = causes[module, label]
-        yield Fact(module=module, what=label, value=count, badness=count, because=because)
-    for (module, label), size in sizes.items():
-        input_label = f"{label}, input"
-        yield Fact(module=module, what=input_label, value=size, unit=Unit.BYTES, badness=size)
+        groups[key].append(call)
+    counts, sizes = [], []
+    for (module, label), calls in groups.items():
+        fact = Fact(
+            module=module,
+            what=label,
+            value=len(calls),
+            badness=len(calls),
+            because=calls[0].cause,
+            axis=calls[0].axis,
+            kind=str(calls[0].kind),
+            phase=str(calls[0].phase),
+        )
+        size = sum(call.size_bytes for call in calls)
+        counts.append(fact)
+        sizes.append(
+            replace(
+                fact,
+                what=f"{label}, input",
+                value=size,
+                unit=Unit.BYTES,
+                badness=size,
+                because="",
+            )
+        )
+    yield from counts
+    yield from sizes
 
 
 def _list_fallbacks(program: Parallelization, names: CleanNames, prefix: str) -> Iterator[Fact]:
-    counts: Counter[tuple[str, str]] = Counter()
-    remedies: dict[tuple[str, str], str] = {}
+    groups: defaultdict[tuple[str, str], list[Fallback]] = defaultdict(list)
     for fallback in program.fallbacks:
         label = f"{prefix}fallback of {fallback.op} along {fallback.axis} ({fallback.kind})"
-        key = (names.clean(fallback.module), label)
-        counts[key] += 1
-        remedies.setdefault(key, fallback.remedy)
-    for (module, label), count in counts.items():
-        because = remedies[module, label]
-        yield Fact(module=module, what=label, value=count, badness=count, because=because)
+        groups[names.clean(fallback.module), label].append(fallback)
+    for (module, label), fallbacks in groups.items():
+        yield Fact(
+            module=module,
+            what=label,
+            value=len(fallbacks),
+            badness=len(fallbacks),
+            because=fallbacks[0].remedy,
+            axis=fallbacks[0].axis,
+        )
 
 
 def _placed_fact(placed: Placed, names: CleanNames, prefix: str) -> Fact:

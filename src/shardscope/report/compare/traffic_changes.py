@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Any, final
 
 from shardscope.record import (
     Cause,
@@ -27,6 +27,7 @@ from shardscope.report.compare.memory_changes import join_ranks
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     count_traffic,
+    find_busiest_ranks,
     fold_ranks,
     sum_traffic,
 )
@@ -80,8 +81,7 @@ class CallTable:
 
     def busiest(self) -> int:
         """Return the position of the set that sent most bytes."""
-        sums = [sum_traffic(map(count_traffic, rank_set.calls)) for rank_set in self.rank_sets]
-        return max(range(len(sums)), key=lambda index: (sums[index].wire_bytes, sums[index].count))
+        return find_busiest_ranks(self.rank_sets)
 
     def facts(self, index: int, area: Area) -> list[Fact]:
         """List what is compared of one set of ranks."""
@@ -151,6 +151,11 @@ def _name(key: _Key) -> str:
     return f"{kind}[{axis}] " + ("outside" if phase is Phase.OUTSIDE else f"in {phase}")
 
 
+def _name_facets(key: _Key) -> dict[str, Any]:
+    _, phase, kind, axis = key
+    return {"axis": axis, "kind": str(kind), "phase": str(phase)}
+
+
 def _count_fact(key: _Key, totals: _CallTotals) -> Fact:
     return Fact(
         module=key[0],
@@ -159,6 +164,7 @@ def _count_fact(key: _Key, totals: _CallTotals) -> Fact:
         badness=totals.count,
         because=_explain(totals),
         source=totals.source,
+        **_name_facets(key),
     )
 
 
@@ -174,6 +180,7 @@ def _byte_facts(key: _Key, totals: _CallTotals) -> Iterator[Fact]:
                 unit=Unit.BYTES,
                 badness=size,
                 source=totals.source,
+                **_name_facets(key),
             )
 
 
@@ -191,6 +198,7 @@ def _cause_fact(key: _Key, totals: _CallTotals) -> Fact:
         badness=num_unasked,
         because=name_line(totals.source),
         source=totals.source,
+        **_name_facets(key),
     )
 
 

@@ -22,6 +22,7 @@ from shardscope.record import (
     Gap,
     Mark,
     OpCoverage,
+    OpVerdict,
     Parameter,
     RankSpan,
     Recording,
@@ -29,7 +30,6 @@ from shardscope.record import (
     Source,
     Span,
     SpmdCall,
-    Verdict,
     format_ranks,
 )
 from shardscope.record.text import sanitize_text
@@ -201,7 +201,7 @@ def _make_coverage_row(coverage: Coverage, op: OpCoverage) -> list[str | int | N
         ",".join(f"{axis.name}={axis.size}" for axis in coverage.axes),
         op.op,
         str(op.verdict),
-        None if op.verdict is Verdict.LOCAL else str(op.verdict in COVERED).lower(),
+        None if op.verdict is OpVerdict.LOCAL else str(op.verdict in COVERED).lower(),
         op.num_forward,
         op.num_backward,
         op.flops,

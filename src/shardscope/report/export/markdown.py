@@ -21,6 +21,7 @@ from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
+    find_busiest_ranks,
     fold_ranks,
     sum_traffic,
 )
@@ -131,9 +132,7 @@ def _write_traffic(
 def _write_sums(
     document: BoundedMarkdown, recording: Recording, rank_sets: tuple[IdenticalRanks, ...]
 ) -> None:
-    busiest = max(
-        rank_sets, key=lambda rank_set: sum_traffic(map(count_traffic, rank_set.calls)).wire_bytes
-    )
+    busiest = rank_sets[find_busiest_ranks(rank_sets)]
     sums: dict[tuple[str, str], TrafficTotals] = defaultdict(TrafficTotals)
     for call in busiest.calls:
         sums[name_axis(call, recording.run.world_size), call.kind] += count_traffic(call)

@@ -11,9 +11,9 @@ from shardscope.record import (
     Coverage,
     Level,
     MemoryKind,
+    OpVerdict,
     Recording,
     Severity,
-    Verdict,
     count_ranks,
     describe_cause,
 )
@@ -114,14 +114,14 @@ def _list_compiler(recording: Recording) -> Scalars:
 def _list_coverage(recording: Recording) -> Scalars:
     for level in Level:
         coverages = [coverage for coverage in recording.coverage if coverage.level is level]
-        for verdict in Verdict if coverages else ():
+        for verdict in OpVerdict if coverages else ():
             yield (
                 f"coverage/{level}/{verdict}",
                 max(_count_ops(coverage, verdict) for coverage in coverages),
             )
 
 
-def _count_ops(coverage: Coverage, verdict: Verdict) -> int:
+def _count_ops(coverage: Coverage, verdict: OpVerdict) -> int:
     return sum(op.verdict is verdict for op in coverage.ops)
 
 

@@ -8,23 +8,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol
 
 from shardscope.record import (
     SIMULATION_TIME,
-    Cause,
     Collective,
-    CollectiveKind,
     Group,
-    Phase,
     Recording,
-    Redistribute,
     count_ranks,
-    describe_cause,
     format_ranks,
 )
-from shardscope.record.recording import name_axis
-from shardscope.report.html.matrix_rows import make_matrix, summarize_matrix
+from shardscope.report.html.matrix_rows import make_matrix, split_matrix, summarize_matrix
+from shardscope.report.html.name_lists import NameLists
 from shardscope.report.html.page import (
     Calls,
     Communication,
@@ -32,7 +27,7 @@ from shardscope.report.html.page import (
     RankRow,
     Traffic,
 )
-from shardscope.report.html.page_index import NOWHERE, Index, Names
+from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.timeline_rows import make_spans, make_step_marks, make_timings
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
@@ -61,8 +56,11 @@ def make_communication(
     chosen, left_out = _choose_calls(recording, summary)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording, summary)
+    matrix_summary = summarize_matrix(recording, rank_sets, matrix)
     traffic, traffic_note = _make_traffic(rank_sets, names, index)
     calls = _make_calls(chosen, names, index, is_timed=is_timed)
+    if matrix is not None and not matrix_summary:
+        matrix = split_matrix(matrix, recording, summary, names, index)
     if served is not None:
         served.name_all(names, index)
     return Communication(
@@ -77,7 +75,7 @@ def make_communication(
         timings=make_timings(recording),
         matrix=matrix,
         matrix_note=matrix_note,
-        matrix_summary=summarize_matrix(recording, rank_sets, matrix),
+        matrix_summary=matrix_summary,
         left_out=" ".join(filter(None, (left_out, spans_left_out))),
         scope=describe_scope(recording),
         clock=SIMULATION_TIME if recording.run.is_simulated and recording.spans else "",
@@ -97,34 +95,6 @@ class ServedCalls(Protocol):
 
     def name_all(self, names: NameLists, index: Index) -> None:
         """Add the names in all of them to the page's lists."""
-
-
-@final
-class NameLists:
-    """Lists of names that columns refer to by position."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.world_size = recording.run.world_size
-        used = {call.kind for call in recording.collectives}
-        self.axes = Names(axis.name for axis in recording.run.axes)
-        self.kinds = Names(kind for kind in CollectiveKind if kind in used)
-        self.phases = Names(Phase)
-        self.causes = Names()
-        self.implicit_causes: set[int] = set()
-        self._cause_positions: dict[Cause | None, int] = {}
-        self.dtypes = Names()
-        self.groups = Names(group.name for group in recording.groups)
-
-    def axis(self, call: Collective) -> int:
-        return self.axes.at(name_axis(call, self.world_size))
-
-    def cause(self, cause: Cause | None) -> int:
-        position = self._cause_positions.get(cause)
-        if position is None:
-            position = self._cause_positions[cause] = self.causes.at(describe_cause(cause))
-            if isinstance(cause, Redistribute) and cause.is_implicit:
-                self.implicit_causes.add(position)
-        return position
 
 
 def _choose_calls(

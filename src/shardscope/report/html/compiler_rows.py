@@ -16,11 +16,11 @@ from shardscope.record import (
     FrameGuards,
     Move,
     OpCoverage,
+    OpVerdict,
     Recompile,
     Recording,
     Sharding,
     SkippedFrame,
-    Verdict,
     compress_ranks,
     format_ranks,
 )
@@ -208,13 +208,13 @@ def _make_diagnosis(diagnosis: Diagnosis, index: Index) -> DiagnosisItem:
 
 
 _WORST_FIRST = (
-    Verdict.WRONG,
-    Verdict.MISSING,
-    Verdict.REPLICATED,
-    Verdict.REDISTRIBUTED,
-    Verdict.DECOMPOSED,
-    Verdict.SHARDED,
-    Verdict.LOCAL,
+    OpVerdict.WRONG,
+    OpVerdict.MISSING,
+    OpVerdict.REPLICATED,
+    OpVerdict.REDISTRIBUTED,
+    OpVerdict.DECOMPOSED,
+    OpVerdict.SHARDED,
+    OpVerdict.LOCAL,
 )
 
 

@@ -15,11 +15,12 @@ from shardscope.record import (
     Parallelization,
     Parity,
     Recording,
+    TensorKind,
     TensorVerdict,
     format_ranks,
 )
 from shardscope.record.layer_names import join_layers_in_texts
-from shardscope.report.html.page_index import Index
+from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import (
     DivergenceItem,
     FallbackRow,
@@ -52,7 +53,7 @@ def make_proof(recording: Recording, index: Index) -> Proof | None:
 
 
 def _make_parity(parity: Parity, index: Index, findings: Sequence[Finding]) -> ParityItem:
-    tensors = _make_table(parity.tensors, fine=TOLERABLE)
+    tensors = _make_table(parity.tensors, index, fine=TOLERABLE)
     return ParityItem(
         mesh=name_mesh(parity.axes),
         summary=summarize_parity(parity, findings).plain,
@@ -62,10 +63,12 @@ def _make_parity(parity: Parity, index: Index, findings: Sequence[Finding]) -> P
     )
 
 
-def _make_table(verdicts: Sequence[TensorVerdict], *, fine: Collection[Agreement]) -> VerdictTable:
+def _make_table(
+    verdicts: Sequence[TensorVerdict], index: Index, *, fine: Collection[Agreement]
+) -> VerdictTable:
     ordered = sorted(verdicts, key=lambda verdict: verdict.agreement in fine)
     return VerdictTable(
-        name=tuple(verdict.name or "the output" for verdict in ordered),
+        name=tuple(map(_name_tensor, ordered)),
         kind=tuple(str(verdict.kind) for verdict in ordered),
         agreement=tuple(verdict.agreement.replace("_", " ") for verdict in ordered),
         is_fine=tuple(verdict.agreement in fine for verdict in ordered),
@@ -74,7 +77,22 @@ def _make_table(verdicts: Sequence[TensorVerdict], *, fine: Collection[Agreement
         suspect=tuple((verdict.suspect or "").replace("_", " ") for verdict in ordered),
         detail=tuple(verdict.detail for verdict in ordered),
         ranks=tuple(format_ranks(verdict.ranks) for verdict in ordered),
+        module=tuple(_find_owner(verdict, index) for verdict in ordered),
     )
+
+
+def _name_tensor(verdict: TensorVerdict) -> str:
+    """`the output`; `output [0]` if there are several; the name of another tensor."""
+    if verdict.kind is not TensorKind.OUTPUT:
+        return verdict.name
+    return f"output {verdict.name}" if verdict.name else "the output"
+
+
+def _find_owner(verdict: TensorVerdict, index: Index) -> int:
+    """Return the position of the module that owns a tensor; the model's output has no owner."""
+    if verdict.kind is TensorKind.OUTPUT:
+        return NOWHERE
+    return index.module(verdict.name.rpartition(".")[0])
 
 
 def _make_divergence(divergence: Divergence, index: Index) -> DivergenceItem:
@@ -91,7 +109,7 @@ def _make_divergence(divergence: Divergence, index: Index) -> DivergenceItem:
 
 
 def _make_parallel(program: Parallelization, index: Index) -> ParallelItem:
-    tensors = _make_table(program.verdicts, fine=FINE)
+    tensors = _make_table(program.verdicts, index, fine=FINE)
     inserted = group_identical(program.inserted, layer_group_key, is_folded=True)
     fallbacks = group_identical(program.fallbacks, layer_group_key, is_folded=True)
     return ParallelItem(
@@ -108,13 +126,13 @@ def _make_parallel(program: Parallelization, index: Index) -> ParallelItem:
 def _make_inserted(group: Sequence[Inserted], index: Index) -> InsertedRow:
     collective = group[0]
     return InsertedRow(
-        what=f"{collective.kind}[{collective.axis}]",
+        kind=collective.kind,
+        axis=collective.axis,
         phase=collective.phase,
-        count=len(group),
-        size_bytes=sum(same.size_bytes for same in group),
+        size_bytes=collective.size_bytes,
         cause=join_layers_in_texts([same.cause for same in group]),
-        module=index.module(collective.module),
-        source=index.source(collective.source),
+        modules=tuple(index.module(same.module) for same in group),
+        sources=tuple(index.source(same.source) for same in group),
     )
 
 
@@ -124,10 +142,9 @@ def _make_fallback(group: Sequence[Fallback], index: Index) -> FallbackRow:
         op=fallback.op,
         kind=fallback.kind,
         axis=fallback.axis,
-        count=len(group),
-        size_bytes=sum(same.size_bytes for same in group),
         placements=", ".join(fallback.placements),
         remedy=fallback.remedy,
-        module=index.module(fallback.module),
-        source=index.source(fallback.source),
+        sizes_bytes=tuple(same.size_bytes for same in group),
+        modules=tuple(index.module(same.module) for same in group),
+        sources=tuple(index.source(same.source) for same in group),
     )

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import asdict, astuple
+from msgspec.structs import asdict, astuple, replace
 
 from shardscope.record import Recording
 from shardscope.record.layer_names import fold_layers
 from shardscope.report.compare.facts import CleanNames, clean_names, name_paths
 from shardscope.report.html.module_rows import ModuleTree, make_modules
+from shardscope.report.html.page import (
+    Communication,
+    EarlierCollectives,
+    EarlierCurve,
+    EarlierRecording,
+    Page,
+)
 from shardscope.report.html.page_index import NOWHERE
 from shardscope.report.html.page_modules import EarlierModules, GoneModules, Modules
 from shardscope.report.model.module_tree import NO_MODULE, ModuleNode
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import TrafficTotals, fold_ranks, sum_traffic
+from shardscope.report.model.traffic_totals import choose_busiest, fold_ranks, sum_traffic
+
+_Selected = TypeVar("_Selected", bound=Struct)
 
 
 class _Figures(Struct, frozen=True):
@@ -59,6 +69,7 @@ def make_earlier(
             GoneModules(
                 parent=parent,
                 name=name_paths([earlier.path[position] for position in gone]),
+                paths=tuple(_clean(earlier.path[position], before_names) for position in gone),
                 num_modules=len(gone),
                 **asdict(_add(all_figures[position] for position in gone)),
             )
@@ -82,10 +93,7 @@ def _index_names(modules: Modules, names: CleanNames) -> dict[str, int]:
 
 def _read_figures(modules: Modules, position: int, node: ModuleNode) -> _Figures:
     """Return a module's figures; those of collectives are of the rank that sends most."""
-    totals = [sum_traffic(traffic.values()) for traffic in node.total]
-    busiest = max(
-        totals, key=lambda total: (total.wire_bytes, total.count), default=TrafficTotals()
-    )
+    busiest = choose_busiest(sum_traffic(traffic.values()) for traffic in node.total)
     return _Figures(
         busiest.count,
         busiest.wire_bytes,
@@ -115,3 +123,30 @@ def _list_gone(
 
 def _add(figures: Iterable[_Figures]) -> _Figures:
     return _Figures(*map(sum, zip(*map(astuple, figures), strict=True)))
+
+
+def make_earlier_recording(
+    page: Page, earlier_page: Page, recording: Recording, against: Recording
+) -> EarlierRecording:
+    """Make what the page sums of `against`, whose own page is `earlier_page`."""
+    before_names, after_names = clean_names(against, recording)
+    paths = {_clean(path, after_names): path for path in reversed(page.modules.path)}
+    cleaned = [_clean(path, before_names) for path in earlier_page.modules.path]
+    return EarlierRecording(
+        modules=tuple(paths.get(name, name) for name in cleaned),
+        communication=_make_collectives(earlier_page.communication),
+        memory=tuple(_select_fields(EarlierCurve, curve) for curve in earlier_page.memory),
+    )
+
+
+def _make_collectives(communication: Communication | None) -> EarlierCollectives | None:
+    if communication is None or not communication.traffic.count:
+        return None
+    traffic = communication.traffic
+    without_lines = replace(traffic, source=(NOWHERE,) * len(traffic.source))
+    return _select_fields(EarlierCollectives, replace(communication, traffic=without_lines))
+
+
+def _select_fields(kind: type[_Selected], record: Struct) -> _Selected:
+    """Make a record of some fields of another."""
+    return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})

@@ -32,11 +32,16 @@ def _list_findings(page: Page) -> Iterator[Figure]:
         counts[finding.severity] += finding.count
     for severity, count in counts.items():
         yield _count("overview", "findings", severity, count)
+    rules: Counter[str] = Counter()
+    for finding in page.findings:
+        rules[finding.rule] += finding.count
+    for rule, count in sorted(rules.items()):
+        yield _count("overview", "findings by rule", rule, count)
     yield _count("overview", "findings", "gaps", len(page.gaps))
 
 
 def _list_traffic(communication: Communication) -> Iterator[Figure]:
-    """Sums by axis and kind, by phase and by cause, each of the rank that sends most in it."""
+    """Sums by axis, kind, phase and cause, each of the rank that sends most in it."""
     traffic = communication.traffic
     names = communication.axes, communication.kinds, communication.phases, communication.causes
     sums: defaultdict[tuple[str, str], defaultdict[int, list[int]]] = defaultdict(
@@ -55,6 +60,7 @@ def _list_traffic(communication: Communication) -> Iterator[Figure]:
             ("", "all"),
             ("", f"{kind_name}[{axis_name}]"),
             (", by phase", phase_name),
+            (", by kind, axis and phase", f"{kind_name}[{axis_name}] in {phase_name}"),
             (", by cause", cause_name),
         ):
             total = sums[group][rank_set]
@@ -83,9 +89,11 @@ def _list_memory(curve: MemoryCurve) -> Iterator[Figure]:
 
 
 def _list_modules(page: Page) -> Iterator[Figure]:
-    modules = page.modules
-    yield _count("modules", "modules", "all", len(modules.path))
-    for kind, number in sorted(Counter(modules.type).items()):
+    """Count modules of each class; those whose class was not recorded are only names."""
+    types = Counter(filter(None, page.modules.type))
+    if types:
+        yield _count("modules", "modules", "all", types.total())
+    for kind, number in sorted(types.items()):
         yield _count("modules", "modules", kind, number)
 
 
@@ -133,9 +141,9 @@ def _list_proof(page: Page) -> Iterator[Figure]:
         yield _count("proof", f"parity on {item.mesh}", "tensors that differ", verdicts[False])
         yield _count("proof", f"parity on {item.mesh}", "tensors that agree", verdicts[True])
     for program in page.proof.parallel:
-        number = sum(row.count for row in program.inserted)
+        number = sum(len(row.modules) for row in program.inserted)
         yield _count("proof", program.program, "inserted collectives", number)
-        fallbacks = sum(row.count for row in program.fallbacks)
+        fallbacks = sum(len(row.modules) for row in program.fallbacks)
         yield _count("proof", program.program, "ops that could not run sharded", fallbacks)
 
 

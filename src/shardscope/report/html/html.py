@@ -17,9 +17,10 @@ from shardscope.record.encoding import encode_json
 from shardscope.report.compare.changes_text import judge_changes
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.html.communication_rows import ServedCalls, make_communication
+from shardscope.report.html.comparison_rows import build_comparison
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
-from shardscope.report.html.earlier_modules import make_earlier
+from shardscope.report.html.earlier_modules import make_earlier, make_earlier_recording
 from shardscope.report.html.figure_rows import list_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
@@ -32,7 +33,7 @@ from shardscope.report.html.overview_rows import (
     make_terms,
     make_verdict,
 )
-from shardscope.report.html.page import Page, build_comparison
+from shardscope.report.html.page import Page
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
 from shardscope.report.model.traffic_totals import TrafficSummary, summarize_traffic
@@ -95,8 +96,15 @@ def build_page(
     page = _build_views(
         recording, against=against, titles=titles, files=files, summary=summary, served=served
     )
-    earlier = list_figures(_build_views(against)) if against else ()
-    return sanitize_page(replace(page, figures=list_figures(page), earlier_figures=earlier))
+    page = replace(page, figures=list_figures(page))
+    if against is not None:
+        earlier_page = _build_views(against)
+        page = replace(
+            page,
+            earlier_figures=list_figures(earlier_page),
+            earlier=make_earlier_recording(page, earlier_page, recording, against),
+        )
+    return sanitize_page(page)
 
 
 def _build_views(
@@ -140,9 +148,7 @@ def _build_views(
         compiler=make_compiler(recording, index),
         memory=make_memory(recording, index),
         proof=make_proof(recording, index),
-        comparison=build_comparison(
-            against, recording, index.positions, titles=titles, changes=changes
-        )
+        comparison=build_comparison(against, recording, index, titles=titles, changes=changes)
         if against
         else None,
         empty_views=make_empty_views(recording, files),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from shardscope.record import CollectiveKind, Recording, count_ranks
 from shardscope.record.units import format_bytes
-from shardscope.report.html.page import Matrix
+from shardscope.report.html.name_lists import NameLists
+from shardscope.report.html.page import Matrix, MatrixParts
+from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
+    RankPair,
+    Route,
     TrafficSummary,
     describe_unknown,
+    find_receivers,
+    find_route,
+    share_bytes,
     sum_sent_bytes,
 )
 
@@ -41,6 +51,124 @@ def make_matrix(recording: Recording, summary: TrafficSummary) -> tuple[Matrix |
         num_bytes=tuple(traffic.sent[pair] for pair in pairs),
     )
     return matrix, _describe_matrix(recording, traffic.num_unknown)
+
+
+class _PartKey(NamedTuple):
+    """What the bytes of a part have in common, as positions."""
+
+    axis: int
+    kind: int
+    phase: int = NOWHERE
+    owner: int = NOWHERE
+    cause: int = NOWHERE
+    source: int = NOWHERE
+    dtype: int = NOWHERE
+
+
+_Parts = dict[tuple[int, _PartKey], int]  # bytes by position of the pair
+_MAX_PARTS = 10_000
+_MERGES = ("dtype", "source", "owner", "cause", "phase")  # in this order, if there are too many
+
+
+def split_matrix(
+    matrix: Matrix, recording: Recording, summary: TrafficSummary, names: NameLists, index: Index
+) -> Matrix:
+    """Add the parts of the matrix, whose sums are its bytes."""
+    positions = {
+        (matrix.ranks[sender], matrix.ranks[receiver]): position
+        for position, (sender, receiver) in enumerate(
+            zip(matrix.sender, matrix.receiver, strict=True)
+        )
+    }
+    if len(recording.collectives) == summary.num_calls:
+        by_route, merged = _split_calls(recording, names, index), list[str]()
+    else:  # of a large file, not all collectives are records
+        by_route, merged = _split_routes(recording, summary, names)
+    parts = _share_parts(by_route, recording, positions)
+    for name in _MERGES:
+        if len(parts) > _MAX_PARTS and name not in merged:
+            parts = _merge(parts, name)
+            merged.append(name)
+    if len(parts) > _MAX_PARTS:
+        return matrix
+    columns = zip(*(key for _, key in parts), strict=True)
+    return replace(
+        matrix,
+        parts=MatrixParts(
+            pair=tuple(pair for pair, _ in parts),
+            **dict(zip(_PartKey._fields, columns, strict=False)),
+            num_bytes=tuple(parts.values()),
+            merged=tuple(merged),
+        ),
+    )
+
+
+_RouteParts = dict[Route, dict[_PartKey, int]]
+
+
+def _split_calls(recording: Recording, names: NameLists, index: Index) -> _RouteParts:
+    """Sum the collectives of each route by all that can be selected."""
+    sums: _RouteParts = defaultdict(lambda: defaultdict(int))
+    for call in recording.collectives:
+        if call.wire_bytes:
+            key = _PartKey(
+                axis=names.axis(call),
+                kind=names.kinds.at(call.kind),
+                phase=names.phases.at(call.phase),
+                owner=index.module(call.owner),
+                cause=names.cause(call.cause),
+                source=index.source(call.source),
+                dtype=names.dtypes.at(call.dtype),
+            )
+            sums[find_route(call)][key] += call.wire_bytes
+    return sums
+
+
+def _split_routes(
+    recording: Recording, summary: TrafficSummary, names: NameLists
+) -> tuple[_RouteParts, list[str]]:
+    """The same by axis and kind, which are those of a route's group and of the route itself.
+
+    Also returns what is not known.
+    """
+    used = {route[1] for route in summary.route_bytes}
+    axes = {group.name: names.group_axis(group) for group in recording.groups if group.name in used}
+    is_known = all(route[1] in axes for route in summary.route_bytes)
+    parts = {
+        route: {
+            _PartKey(
+                axis=axes[route[1]] if is_known else NOWHERE, kind=names.kinds.at(route[2])
+            ): num_bytes
+        }
+        for route, num_bytes in summary.route_bytes.items()
+    }
+    return parts, [*_MERGES, *([] if is_known else ["axis"])]
+
+
+def _share_parts(
+    by_route: _RouteParts, recording: Recording, positions: dict[RankPair, int]
+) -> _Parts:
+    """Divide the bytes of each part among its receivers as those of its route are divided."""
+    groups = {group.name: group.ranks for group in recording.groups}
+    parts: _Parts = defaultdict(int)
+    for route, sums in by_route.items():
+        receivers = find_receivers(route, groups.get(route[1], ()))
+        before, total = [0] * len(receivers), 0
+        for key, num_bytes in sums.items():
+            total += num_bytes
+            after = list(share_bytes(total, len(receivers)))
+            for receiver, first, last in zip(receivers, before, after, strict=True):
+                if last > first:
+                    parts[positions[route[0], receiver], key] += last - first
+            before = after
+    return parts
+
+
+def _merge(parts: _Parts, name: str) -> _Parts:
+    merged: _Parts = defaultdict(int)
+    for (pair, key), num_bytes in parts.items():
+        merged[pair, key._replace(**{name: NOWHERE})] += num_bytes
+    return merged
 
 
 def _describe_matrix(recording: Recording, num_unknown: int) -> str:

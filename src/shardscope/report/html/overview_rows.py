@@ -37,7 +37,7 @@ from shardscope.report.text.problems import (
     fold_problem_ranks,
 )
 from shardscope.report.text.style import format_share
-from shardscope.report.text.verdict import RunVerdict, label_judgement, list_checks
+from shardscope.report.text.verdict import RunVerdict, label_concern, list_checks
 
 _MAX_TITLE = 120
 
@@ -174,19 +174,15 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 def make_gaps(recording: Recording) -> tuple[GapItem, ...]:
     """List gaps; those that differ only in rank share an item, which names the ranks."""
-    items = []
-    for gap, ranks in fold_problem_ranks(recording.gaps):
-        named = format_ranks(compress_ranks(sorted(set(ranks))))
-        has_many = len(set(ranks)) > 1
-        items.append(
-            GapItem(
-                place=f"{gap.place} (ranks {named})" if has_many else gap.place,
-                fact=gap.fact,
-                rank=ranks[0] if ranks and not has_many else None,
-                is_loss=gap.is_loss,
-            )
+    return tuple(
+        GapItem(
+            place=gap.place,
+            fact=gap.fact,
+            ranks=_name_ranks(sorted(set(ranks))),
+            is_loss=gap.is_loss,
         )
-    return tuple(items)
+        for gap, ranks in fold_problem_ranks(recording.gaps)
+    )
 
 
 def make_verdict(
@@ -224,7 +220,7 @@ def _make_concern(concern: Concern, index: Index, subjects: FindingTargets) -> C
     modules = () if concern.module is None else subjects.find(concern.module)
     return ConcernItem(
         judgement=concern.judgement,
-        label=label_judgement(concern.judgement),
+        label=label_concern(concern),
         rule=concern.rule,
         fact=concern.fact,
         reason=concern.reason,
@@ -232,6 +228,7 @@ def _make_concern(concern: Concern, index: Index, subjects: FindingTargets) -> C
         path=concern.module or "",
         module=next(iter(modules), NOWHERE),
         source=index.source(concern.source),
+        remedy=concern.remedy,
     )
 
 

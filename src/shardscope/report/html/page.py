@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
-from shardscope.record import Axis, Recording
-from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
-from shardscope.report.compare.compare_recordings import compare
-from shardscope.report.compare.facts import clean_names
+from shardscope.record import Axis
 from shardscope.report.html.page_modules import Modules
 from shardscope.report.html.page_overview import EmptyView, Term, VerdictItem
 from shardscope.report.html.page_views import (
     Compiler,
     LevelCoverage,
     MemoryCurve,
+    PeakRow,
     Proof,
     ShardingTable,
 )
-from shardscope.report.text.style import shorten
 
 
 class RankRow(Struct, frozen=True, kw_only=True):
@@ -119,6 +114,25 @@ class Timing(Struct, frozen=True, kw_only=True):
     max_ns: int  # of one span
 
 
+class MatrixParts(Struct, frozen=True, kw_only=True):
+    """Bytes of the pairs of a matrix by all that can be selected, in columns.
+
+    `merged` names what rows do not distinguish, because there would be too many: these columns are
+    -1 in all rows.
+    """
+
+    pair: tuple[int, ...] = ()  # position in the columns of the matrix
+    axis: tuple[int, ...] = ()
+    kind: tuple[int, ...] = ()
+    phase: tuple[int, ...] = ()
+    owner: tuple[int, ...] = ()
+    cause: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    dtype: tuple[int, ...] = ()
+    num_bytes: tuple[int, ...] = ()
+    merged: tuple[str, ...] = ()  # of axis, phase, owner, cause, source, dtype
+
+
 class Matrix(Struct, frozen=True, kw_only=True):
     """Bytes sent from rank to rank by ring algorithms; `sender` and `receiver` are positions."""
 
@@ -126,6 +140,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     sender: tuple[int, ...]
     receiver: tuple[int, ...]
     num_bytes: tuple[int, ...]
+    parts: MatrixParts | None = None  # None if there are too many, or if a sentence says as much
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -154,10 +169,6 @@ class Communication(Struct, frozen=True, kw_only=True):
     clock: str = ""  # caveat on the times of spans: `time of the simulation, not of a run`
 
 
-_MAX_ROWS = 5_000  # the file must stay small, and more rows are not read
-_MAX_TEXT = 400  # characters of a value
-
-
 class ChangeRow(Struct, frozen=True, kw_only=True):
     """A difference; `before` and `after` are texts, `delta` is what the column sorts by."""
 
@@ -172,6 +183,11 @@ class ChangeRow(Struct, frozen=True, kw_only=True):
     is_worse: bool | None = None  # None if neither is better
     repeat: int = 1
     because: str = ""  # what led to it
+    axis: str = ""  # of the collectives that it is about; empty if it is not about any
+    kind: str = ""
+    phase: str = ""
+    ranks: str = ""  # that have it; empty for all that were compared
+    source: int = -1  # of the second recording
 
 
 class AreaSum(Struct, frozen=True, kw_only=True):
@@ -196,72 +212,46 @@ class Comparison(Struct, frozen=True, kw_only=True):
     left_out: int = 0  # changes that are not listed
 
 
-def build_comparison(
-    before: Recording,
-    after: Recording,
-    modules: Mapping[str, int],
-    *,
-    titles: tuple[str, str] = ("before", "after"),
-    changes: Changes | None = None,
-) -> Comparison:
-    """Compare `before` with the page's recording, whose modules have these positions.
+class EarlierCollectives(Struct, frozen=True, kw_only=True):
+    """Collectives of the earlier recording, by its own lists of names.
 
-    `changes` is the comparison, if it was made already.
+    Owners are positions in `EarlierRecording.modules`; source lines are not compared.
     """
-    changes = changes or compare(before, after, titles=titles)
-    _, names = clean_names(before, after)
-    positions_by_name = {names.clean(path): position for path, position in modules.items()}
-    areas = changes.totals
-    positions = {total.area: index for index, total in enumerate(areas)}
-    return Comparison(
-        before=changes.before,
-        after=changes.after,
-        areas=tuple(_sum_area(total, changes) for total in areas),
-        changes=tuple(
-            _make_row(row, positions[row.area], positions_by_name)
-            for row in changes.rows[:_MAX_ROWS]
-        ),
-        notes=changes.notes,
-        left_out=max(0, len(changes.rows) - _MAX_ROWS),
-    )
+
+    axes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    phases: tuple[str, ...]
+    causes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    ranks: tuple[RankRow, ...]
+    traffic: Traffic
 
 
-def _sum_area(total: AreaTotal, changes: Changes) -> AreaSum:
-    added, gone, changed = (changes.count(total.area, status) for status in Status)
-    return AreaSum(
-        name=_name(total.area),
-        before=total.before,
-        after=total.after,
-        num_added=added,
-        num_gone=gone,
-        num_changed=changed,
-    )
+class EarlierCurve(Struct, frozen=True, kw_only=True):
+    """Memory of identical ranks in the earlier recording, as in `MemoryCurve`."""
+
+    ranks: str
+    kinds: tuple[str, ...]
+    peak_bytes: int
+    at_peak: tuple[PeakRow, ...]
+    first_peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
 
 
-def _name(area: Area) -> str:
-    return area.replace("-", " ")
+class EarlierRecording(Struct, frozen=True, kw_only=True):
+    """What the page sums of the recording that it is compared with, when something is selected.
 
+    `modules` are names of its modules: those of the page's modules where both recordings have them.
+    """
 
-def _make_row(row: Change, area: int, positions_by_name: Mapping[str, int]) -> ChangeRow:
-    return ChangeRow(
-        area=area,
-        status=row.status,
-        module=next(
-            (positions_by_name[name] for name in row.modules if name in positions_by_name), -1
-        ),
-        path=name_path(row.path),
-        what=shorten(row.what, _MAX_TEXT),
-        before=shorten(row.show_before(), _MAX_TEXT) if row.before is not None else "",
-        after=shorten(row.show_after(), _MAX_TEXT) if row.after is not None else "",
-        delta=row.delta,
-        is_worse=row.is_worse,
-        repeat=row.repeat,
-        because=shorten(row.because, _MAX_TEXT),
-    )
+    modules: tuple[str, ...] = ()
+    communication: EarlierCollectives | None = None
+    memory: tuple[EarlierCurve, ...] = ()
 
 
 FORMAT = "shardscope.page"
-SCHEMA = 4
+SCHEMA = 5
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -316,7 +306,7 @@ class GapItem(Struct, frozen=True, kw_only=True):
 
     place: str
     fact: str
-    rank: int | None = None
+    ranks: str = ""  # `rank 0`, `ranks 0-7`; empty if it does not concern particular ranks
     is_loss: bool = False
 
 
@@ -360,5 +350,6 @@ class Page(Struct, frozen=True, kw_only=True):
     terms: tuple[Term, ...] = ()
     figures: tuple[Figure, ...] = ()
     earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
+    earlier: EarlierRecording | None = None
     format: str = FORMAT
     schema: int = SCHEMA

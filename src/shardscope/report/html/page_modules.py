@@ -19,6 +19,7 @@ class GoneModules(Struct, frozen=True, kw_only=True):
 
     parent: int  # the nearest ancestor that the page has
     name: str  # `layers.{4…31}`
+    paths: tuple[str, ...]  # of each of them, as in `EarlierRecording.modules`
     num_modules: int
     count: int
     wire_bytes: int

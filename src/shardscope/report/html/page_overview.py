@@ -17,6 +17,7 @@ class ConcernItem(Struct, frozen=True, kw_only=True):
     path: str = ""  # of the module, folded if it stands for several layers: `layers.*.attn`
     module: int = -1  # the first of them
     source: int = -1
+    remedy: str = ""  # what to do about it, if that is known
 
 
 class CheckItem(Struct, frozen=True, kw_only=True):

@@ -250,6 +250,7 @@ class VerdictTable(Struct, frozen=True, kw_only=True):
     suspect: tuple[str, ...] = ()
     detail: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
+    module: tuple[int, ...] = ()  # that owns the tensor; -1 for the model's output
 
 
 class DivergenceItem(Struct, frozen=True, kw_only=True):
@@ -276,29 +277,34 @@ class ParityItem(Struct, frozen=True, kw_only=True):
 
 
 class InsertedRow(Struct, frozen=True, kw_only=True):
-    """Inserted collectives that are identical except for their layer."""
+    """Inserted collectives that are identical except for their layer.
 
-    what: str
+    `modules` and `sources` have an entry for each of them.
+    """
+
+    kind: str
+    axis: str
     phase: str
-    count: int
-    size_bytes: int  # input of all of them on one rank
+    size_bytes: int  # input of each of them on one rank
     cause: str
-    module: int = -1
-    source: int = -1
+    modules: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
 
 
 class FallbackRow(Struct, frozen=True, kw_only=True):
-    """Ops that could not run sharded, identical except for their layer."""
+    """Ops that could not run sharded, identical except for their layer.
+
+    `sizes_bytes`, `modules` and `sources` have an entry for each of them.
+    """
 
     op: str
     kind: str
     axis: str
-    count: int
-    size_bytes: int  # moved because of all of them
     placements: str
     remedy: str
-    module: int = -1
-    source: int = -1
+    sizes_bytes: tuple[int, ...] = ()  # moved because of it
+    modules: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
 
 
 class ParallelItem(Struct, frozen=True, kw_only=True):

@@ -18,8 +18,10 @@ from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     Spread,
     TrafficTotals,
+    choose_busiest,
     count_traffic,
     spread,
+    sum_traffic,
 )
 
 _MAX_DEPTH = 64  # deeper names are not split, so that recursion is bounded
@@ -56,10 +58,7 @@ class ModuleNode(Struct, frozen=True, kw_only=True):
 
     def own_totals(self) -> TrafficTotals:
         """Return the traffic of the module itself on its busiest rank."""
-        sums = (sum(traffic.values(), TrafficTotals()) for traffic in self.own)
-        return max(
-            sums, key=lambda totals: (totals.wire_bytes, totals.count), default=TrafficTotals()
-        )
+        return choose_busiest(sum_traffic(traffic.values()) for traffic in self.own)
 
     def _spread(self, field: str, facets: dict[str, str]) -> Spread:
         return spread(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -71,6 +71,27 @@ def sum_traffic(totals: Iterable[TrafficTotals]) -> TrafficTotals:
 def count_traffic(call: Collective) -> TrafficTotals:
     """Return the totals of one collective."""
     return TrafficTotals(1, call.input_bytes, call.output_bytes, call.wire_bytes)
+
+
+def find_busiest(totals: Sequence[TrafficTotals]) -> int:
+    """Return the position of the rank that sends most bytes.
+
+    Of ranks that send the same, it is the one with most collectives, and of those the first.
+    """
+    return max(
+        range(len(totals)), key=lambda index: (totals[index].wire_bytes, totals[index].count)
+    )
+
+
+def choose_busiest(totals: Iterable[TrafficTotals]) -> TrafficTotals:
+    """Return the totals of the rank that sends most; zeros if there is no rank."""
+    listed = list(totals)
+    return listed[find_busiest(listed)] if listed else TrafficTotals()
+
+
+def find_busiest_ranks(rank_sets: Sequence[IdenticalRanks]) -> int:
+    """Return the position of the identical ranks that send most."""
+    return find_busiest([sum_traffic(map(count_traffic, ranks.calls)) for ranks in rank_sets])
 
 
 def fold_ranks(recording: Recording) -> tuple[IdenticalRanks, ...]:
@@ -163,9 +184,9 @@ def sum_sent_bytes(
         num_listed += count_ranks(ranks) if route[2] in _ALL_RECEIVERS else 1
         if num_listed > _MAX:
             return None
-        receivers = _find_receivers(route, ranks)
+        receivers = find_receivers(route, ranks)
         num_unknown += 0 if receivers else summary.route_calls[route]
-        for receiver, share in zip(receivers, _share(total, len(receivers)), strict=True):
+        for receiver, share in zip(receivers, share_bytes(total, len(receivers)), strict=True):
             sent[route[0], receiver] += share
     return SendMatrix(dict(sent), num_unknown)
 
@@ -181,15 +202,20 @@ def _sum_routes(calls: Iterable[Collective]) -> tuple[Counter[Route], Counter[Ro
     num_calls: Counter[Route] = Counter()
     for call in calls:
         if call.wire_bytes:
-            peer = call.peer if call.kind in SINGLE_RECEIVER else None
-            route = (call.rank, call.group, call.kind, peer)
+            route = find_route(call)
             num_bytes[route] += call.wire_bytes
             num_calls[route] += 1
     return num_bytes, num_calls
 
 
-def _find_receivers(route: Route, ranks: tuple[RankSpan, ...]) -> list[int]:
-    """List the ranks that the route's rank sends to."""
+def find_route(call: Collective) -> Route:
+    """Return the route of a collective."""
+    peer = call.peer if call.kind in SINGLE_RECEIVER else None
+    return (call.rank, call.group, call.kind, peer)
+
+
+def find_receivers(route: Route, ranks: tuple[RankSpan, ...]) -> list[int]:
+    """List the ranks that the route's rank sends to, given the ranks of its group."""
     rank, _, kind, peer = route
     at = _find_position(rank, ranks)
     if kind in SINGLE_RECEIVER:
@@ -214,7 +240,7 @@ def _find_position(rank: int, ranks: Iterable[RankSpan]) -> int | None:
     return None
 
 
-def _share(num_bytes: int, num_parts: int) -> Iterator[int]:
+def share_bytes(num_bytes: int, num_parts: int) -> Iterator[int]:
     """Divide into equal parts; the first parts get one byte more if there is a remainder."""
     part, rest = divmod(num_bytes, max(1, num_parts))
     return (part + (index < rest) for index in range(num_parts))

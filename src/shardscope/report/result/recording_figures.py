@@ -27,6 +27,7 @@ from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
+    find_busiest_ranks,
     sum_traffic,
 )
 from shardscope.report.result.correctness_figures import (
@@ -87,7 +88,7 @@ def _read_communication(
 ) -> CommunicationFigures | None:
     if not recording.collectives:
         return None
-    busiest = max(rank_sets, key=lambda ranks: sum(call.wire_bytes for call in ranks.calls))
+    busiest = rank_sets[find_busiest_ranks(rank_sets)]
     total = sum_traffic(map(count_traffic, busiest.calls))
     roots = map(fold_repeated_layers, build_tree(recording, rank_sets))
     return CommunicationFigures(

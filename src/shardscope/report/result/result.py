@@ -48,7 +48,7 @@ _MAX_ITEMS = 200  # of a list, before its tokens are counted
 _HALVED = ("findings", "error")  # lists whose entries are worth twice their bytes
 
 
-class Verdict(StrEnum):
+class CommandStatus(StrEnum):
     """Whether to act: `problems` if a finding is a warning or an error, numbers differ, a limit
     is exceeded or another check failed; `failed` if the command could not do its work.
     """
@@ -139,7 +139,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     shardscope_version: str
     command: str
     exit_code: int
-    verdict: Verdict
+    verdict: CommandStatus
     summary: str
     error: ErrorEntry | None = None
     findings: tuple[FindingEntry, ...] = ()

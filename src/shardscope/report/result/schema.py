@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shardscope.report.result.result import SCHEMA, CommandResult, Verdict
+from shardscope.report.result.result import SCHEMA, CommandResult, CommandStatus
 
 
 def make_result_schema() -> dict[str, Any]:
@@ -44,8 +44,8 @@ def _cut(field: dict[str, Any]) -> dict[str, Any]:
     """The type of a field without what is inside it."""
     if "anyOf" in field:
         return {"anyOf": [_cut(option) for option in field["anyOf"]]}
-    if field.get("$ref") == "#/$defs/Verdict":
-        return {"enum": list(Verdict)}
+    if field.get("$ref") == "#/$defs/CommandStatus":
+        return {"enum": list(CommandStatus)}
     if "$ref" in field or "allOf" in field:
         return {"type": "object"}
     return {key: value for key, value in field.items() if key in ("type", "const", "enum")}

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from shardscope.record import Source
 from shardscope.record.arrow import import_package, make_integers
 from shardscope.record.ranks import Natural
-from shardscope.report.html.communication_rows import NameLists
+from shardscope.report.html.name_lists import NameLists
 from shardscope.report.html.page import Calls
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.query.database import connect

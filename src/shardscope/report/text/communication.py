@@ -29,6 +29,7 @@ from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     TrafficTotals,
+    choose_busiest,
     count_traffic,
     format_spread,
     spread,
@@ -202,11 +203,7 @@ class Reason:
     @property
     def busiest(self) -> TrafficTotals:
         """Return the totals of the set of ranks that sent most."""
-        return max(
-            self.totals,
-            key=lambda totals: (totals.wire_bytes, totals.count),
-            default=TrafficTotals(),
-        )
+        return choose_busiest(self.totals)
 
 
 def gather_reasons(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> list[Reason]:

@@ -19,14 +19,18 @@ from shardscope.record import (
     Diagnosis,
     Explanation,
     FallbackKind,
+    MemoryKind,
     MemoryProfile,
+    OpVerdict,
     Parallelization,
     Parity,
     Recording,
+    Severity,
     Source,
-    Verdict,
 )
+from shardscope.record.finding_rules import FINDING_RULES
 from shardscope.record.units import format_bytes, plural
+from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.text.compiler import fold_explanations, name_condition
 from shardscope.report.text.memory_profile import describe_room, find_worst, most_bytes
 from shardscope.report.text.style import format_share
@@ -50,7 +54,8 @@ class Concern(Struct, frozen=True, kw_only=True):
 
     `fact` and `reason` are clauses without a full stop: what was recorded, and why that is bad or
     is not. `rule` is a heading of docs/guide/verdict.md, or the rule of a finding. `module` is a
-    module's name, folded if it stands for several layers.
+    module's name, folded if it stands for several layers. `remedy` is what to do about it, in
+    sentences; empty if nothing is known or needed.
     """
 
     judgement: Judgement
@@ -60,6 +65,7 @@ class Concern(Struct, frozen=True, kw_only=True):
     view: str = ""
     module: str | None = None
     source: Source | None = None
+    remedy: str = ""
 
     @property
     def words(self) -> str:
@@ -105,10 +111,31 @@ def _describe_peak(profile: MemoryProfile) -> str:
     kind, num_bytes = sizes.most_common(1)[0]
     where = f" of {profile.peak_module}" if profile.peak_module else ""
     share = format_share(num_bytes, profile.peak_bytes)
+    noun = "gathered parameters" if kind == MemoryKind.GATHERED else kind.replace("_", " ")
+    verb = "take" if noun.endswith("s") else "takes"
     return (
-        f"{kind.replace('_', ' ').capitalize()} take {share} of the peak of {most} on rank "
+        f"{noun.capitalize()} {verb} {share} of the peak of {most} on rank "
         f"{profile.rank:,}, in {profile.peak_phase}{where}"
     )
+
+
+def judge_sharding(recording: Recording) -> Iterator[Concern]:
+    """Judge an audit that has found nothing; its errors and warnings are judged by themselves."""
+    holdings = sum_holdings(recording)
+    has_problems = any(
+        finding.severity is not Severity.INFO
+        and (rule := FINDING_RULES.get(finding.rule)) is not None
+        and rule.instrument == "audit"
+        for finding in recording.findings
+    )
+    if "audit" in recording.run.instruments and holdings is not None and not has_problems:
+        yield Concern(
+            judgement=Judgement.FINE,
+            rule="sharding",
+            fact=f"The audit of {plural(holdings.num_parameters, 'parameter')} found no mistake",
+            reason="",
+            view="sharding",
+        )
 
 
 def judge_programs(recording: Recording) -> Iterator[Concern]:
@@ -130,6 +157,7 @@ def judge_programs(recording: Recording) -> Iterator[Concern]:
                 view="proof",
                 module=worst.module or None,
                 source=worst.source,
+                remedy=worst.remedy,
             )
 
 
@@ -173,9 +201,9 @@ def _count(count: int, noun: str) -> str:
 
 # The worst first, with what it means for an op.
 _COVERED = {
-    Verdict.WRONG: (Judgement.WRONG, "gives other numbers on sharded inputs"),
-    Verdict.MISSING: (Judgement.FAILS, "raises an error on its inputs as they are sharded"),
-    Verdict.REPLICATED: (Judgement.COSTLY, "runs only with every input replicated"),
+    OpVerdict.WRONG: (Judgement.WRONG, "gives other numbers on sharded inputs"),
+    OpVerdict.MISSING: (Judgement.FAILS, "raises an error on its inputs as they are sharded"),
+    OpVerdict.REPLICATED: (Judgement.COSTLY, "runs only with every input replicated"),
 }
 
 
@@ -183,7 +211,7 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
     """Judge the first level; without a plan nothing is known of the placements that are used."""
     for covered in recording.coverage[:1]:
         worst = next((v for v in _COVERED if any(op.verdict is v for op in covered.ops)), None)
-        num_sharded = sum(op.verdict is not Verdict.LOCAL for op in covered.ops)
+        num_sharded = sum(op.verdict is not OpVerdict.LOCAL for op in covered.ops)
         if worst is None and not num_sharded:
             judgement, ops = Judgement.UNKNOWN, list(covered.ops[:1])
             fact = f"No input of {plural(len(covered.ops), 'op')} is sharded ({covered.level})"
@@ -208,6 +236,7 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
                 reason=reason,
                 view="coverage",
                 source=next(iter(ops[0].sources), None) if worst else None,
+                remedy=ops[0].remedy if worst else "",
             )
 
 
@@ -215,7 +244,10 @@ def judge_results(recording: Recording) -> Iterator[Concern]:
     """Judge whether results are those of a single device, or of eager execution."""
     yield from map(_judge_parity, recording.parity)
     yield from map(_judge_program, recording.parallel)
-    yield from map(_judge_diagnosis, recording.diagnoses)
+    for diagnosis in recording.diagnoses:
+        facts = (item for item in recording.findings if item.fact == diagnosis.fact)
+        finding = next(facts, None)
+        yield _judge_diagnosis(diagnosis, finding.remedy if finding else "")
 
 
 def _judge_parity(parity: Parity) -> Concern:
@@ -243,6 +275,7 @@ def _judge_parity(parity: Parity) -> Concern:
         view="proof",
         module=(first.module or None) if first else None,
         source=first.source if first else None,
+        remedy=first.remedy if first else "",
     )
 
 
@@ -268,7 +301,7 @@ def _judge_program(program: Parallelization) -> Concern:
 _WRONG = (Condition.WRONG_RESULT, Condition.NAN, Condition.MISSING_ERROR)
 
 
-def _judge_diagnosis(diagnosis: Diagnosis) -> Concern:
+def _judge_diagnosis(diagnosis: Diagnosis, remedy: str) -> Concern:
     condition = diagnosis.condition
     if condition in _WRONG:
         judgement = Judgement.WRONG
@@ -286,4 +319,5 @@ def _judge_diagnosis(diagnosis: Diagnosis) -> Concern:
         view="compiler",
         module=suspect.module if suspect else None,
         source=suspect.source if suspect else None,
+        remedy=remedy if condition.is_bad else "",
     )

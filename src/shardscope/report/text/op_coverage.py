@@ -8,21 +8,21 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardscope.record import Coverage, OpCoverage, Recording, Verdict
+from shardscope.record import Coverage, OpCoverage, OpVerdict, Recording
 from shardscope.record.units import UNKNOWN, format_bytes, format_count, format_flops, plural
 from shardscope.report.text.style import SourceLine, format_share, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 
 _MAX_BLOCKERS = 5
-COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
+COVERED = (OpVerdict.SHARDED, OpVerdict.DECOMPOSED, OpVerdict.REDISTRIBUTED)
 _STYLES = {
-    Verdict.LOCAL: "dim",
-    Verdict.SHARDED: "green",
-    Verdict.DECOMPOSED: "green",
-    Verdict.REDISTRIBUTED: "yellow",
-    Verdict.REPLICATED: "yellow",
-    Verdict.MISSING: "bold red",
-    Verdict.WRONG: "bold red",
+    OpVerdict.LOCAL: "dim",
+    OpVerdict.SHARDED: "green",
+    OpVerdict.DECOMPOSED: "green",
+    OpVerdict.REDISTRIBUTED: "yellow",
+    OpVerdict.REPLICATED: "yellow",
+    OpVerdict.MISSING: "bold red",
+    OpVerdict.WRONG: "bold red",
 }
 _COLUMNS = {
     "op": Column("op", ColumnStyle.NAME, 28),
@@ -63,8 +63,8 @@ def _note(coverage: Coverage, recording: Recording) -> str:
 def summarize_level(coverage: Coverage) -> Text:
     """State the share of calls, FLOPs and ops that shard, and how many ops are local."""
     covered = [op for op in coverage.ops if op.verdict in COVERED]
-    judged = [op for op in coverage.ops if op.verdict is not Verdict.LOCAL]
-    local = [op for op in coverage.ops if op.verdict is Verdict.LOCAL]
+    judged = [op for op in coverage.ops if op.verdict is not OpVerdict.LOCAL]
+    local = [op for op in coverage.ops if op.verdict is OpVerdict.LOCAL]
     line = Text()
     if judged:
         calls, all_calls = _count(covered), _count(judged)
@@ -123,7 +123,7 @@ def _name_modules(op: OpCoverage) -> str:
 
 def list_blockers(coverage: Coverage) -> list[OpCoverage]:
     """List the ops that do not shard, most FLOPs first, then most calls."""
-    blockers = [op for op in coverage.ops if op.verdict not in (*COVERED, Verdict.LOCAL)]
+    blockers = [op for op in coverage.ops if op.verdict not in (*COVERED, OpVerdict.LOCAL)]
     return sorted(
         blockers,
         key=lambda blocker: (

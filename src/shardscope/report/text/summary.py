@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import Literal
 
@@ -34,7 +34,8 @@ from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
-from shardscope.report.text.style import make_title
+from shardscope.report.text.style import make_text, make_title
+from shardscope.report.text.verdict import judge
 
 View = Literal["module", "axis", "kind", "cause"]
 
@@ -44,10 +45,28 @@ _LOST = "No collectives are left in this recording: see the gaps above."
 
 
 def render_summary(
-    recording: Recording, *, by: View = "module", is_folded: bool = True
+    recording: Recording,
+    *,
+    by: View = "module",
+    is_folded: bool = True,
+    full_recording: Recording | None = None,
 ) -> RenderableType:
-    """Render the most important parts; `by` chooses how collectives are grouped."""
-    return Group(*_render_sections(recording, by, is_folded))
+    """Render the most important parts; `by` chooses how collectives are grouped.
+
+    `full_recording` is the recording before modules were selected, if they were.
+    """
+    return Group(*_render_sections(recording, by, is_folded, full_recording))
+
+
+def render_verdict(
+    recording: Recording,
+    rank_sets: Sequence[IdenticalRanks],
+    full_recording: Recording | None = None,
+) -> RenderableType:
+    """Render the verdict; of a part of the modules nothing would be known about what dominates."""
+    if full_recording is not None and full_recording is not recording:
+        recording, rank_sets = full_recording, fold_ranks(full_recording)
+    return make_text(judge(recording, rank_sets).sentence, "bold")
 
 
 def render_text(
@@ -65,9 +84,12 @@ def render_plain(thing: RenderableType, *, width: int = 80) -> str:
     return "\n".join(guard_line(line.rstrip()) for line in capture.get().splitlines()) + "\n"
 
 
-def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterator[RenderableType]:
+def _render_sections(
+    recording: Recording, by: View, is_folded: bool, full_recording: Recording | None
+) -> Iterator[RenderableType]:
     rank_sets = fold_ranks(recording)
     yield render_heading(recording, rank_sets)
+    yield render_verdict(recording, rank_sets, full_recording)
     yield from render_problems(recording)
     sections = list(_render_instruments(recording, is_folded))
     if recording.collectives:

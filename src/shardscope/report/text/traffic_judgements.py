@@ -26,12 +26,12 @@ from shardscope.record import (
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, plural
-from shardscope.report.model.traffic_totals import IdenticalRanks
+from shardscope.report.model.traffic_totals import IdenticalRanks, find_busiest_ranks
 from shardscope.report.text.judgements import Concern, Judgement
 from shardscope.report.text.style import format_share
 
 MIN_SHARE = 0.05  # of the bytes, from which a cause other than the largest matters
-NODE_RANKS = 8  # GPUs of a node: recordings do not say how many there are
+NODE_RANKS = 8  # GPUs of a node where the recording does not say how many there are
 REPLICATED_BYTES = 4 * 1024**3  # of gradients that every rank of an axis holds
 REPLICATED_RANKS = 8
 SMALL_BYTES, LARGE_BYTES = 64 * 1024, 1024**2  # of the input of a collective
@@ -44,11 +44,7 @@ _GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 
 def judge_traffic(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> Iterator[Concern]:
     """Judge the collectives of the rank that sends most; its dominating cause comes last."""
-    calls = max(
-        (rank_set.calls for rank_set in rank_sets),
-        key=lambda calls: (sum(call.wire_bytes for call in calls), len(calls)),
-        default=(),
-    )
+    calls = rank_sets[find_busiest_ranks(rank_sets)].calls if rank_sets else ()
     if not calls:
         return
     yield from _judge_implicit(calls)
@@ -127,22 +123,26 @@ def _judge_small(calls: Sequence[Collective], world_size: int) -> Iterator[Conce
 
 def _judge_nodes(calls: Sequence[Collective], recording: Recording) -> Iterator[Concern]:
     """Tensor parallelism along an axis whose groups span several nodes."""
+    known = recording.run.ranks_per_node
+    node_size = known or NODE_RANKS
     spanning = {
         group.name
         for group in recording.groups
         if (group.axis or "").lower() in _TENSOR_AXES
-        and len({rank // NODE_RANKS for rank in expand_ranks(group.ranks)}) > 1
+        and len({rank // node_size for rank in expand_ranks(group.ranks)}) > 1
     }
     crossing = [call for call in calls if call.group in spanning]
     if not crossing or _sent(crossing) < MIN_SHARE * _sent(calls):
         return
     ranks = next(group.ranks for group in recording.groups if group.name == crossing[0].group)
+    doubt = "" if known else ", if a node has no more, which was not recorded"
     yield _describe(
         crossing,
         calls,
         rule="tensor-parallel-across-nodes",
         what=f"Collectives of tensor parallelism over ranks {format_ranks(ranks)} make up",
-        reason=f"with {NODE_RANKS} GPUs in a node this leaves the node in every layer",
+        reason=f"with {plural(node_size, 'GPU')} in a node this leaves the node in every layer"
+        f"{doubt}",
     )
 
 
@@ -237,8 +237,8 @@ def _judge_cause(call: Collective) -> tuple[Judgement, str]:
             return Judgement.COSTLY, "the program does not ask for it"
         case Redistribute():
             return Judgement.UNKNOWN, "partial sums have to be reduced, here or at another place"
-        case Call(api=api):
-            return Judgement.UNKNOWN, f"the program itself calls {api}"
+        case Call():
+            return Judgement.UNKNOWN, "the program itself calls it, and may need it or not"
         case None:
             return Judgement.UNKNOWN, "its cause is not known"
     return Judgement.UNKNOWN, "the program itself asks for it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from shardscope.record import (
     Compiled,
     Finding,
     MarkKind,
+    MemoryProfile,
     Recording,
     Severity,
     compress_ranks,
@@ -26,8 +28,10 @@ from shardscope.report.text.judgements import (
     judge_memory,
     judge_programs,
     judge_results,
+    judge_sharding,
 )
-from shardscope.report.text.traffic_judgements import judge_traffic
+from shardscope.report.text.memory_profile import find_worst
+from shardscope.report.text.traffic_judgements import MIN_SHARE, judge_traffic
 
 _BAD = (Judgement.WRONG, Judgement.FAILS, Judgement.SUSPECT, Judgement.COSTLY)
 
@@ -42,6 +46,9 @@ _LABELS = {
     Judgement.UNKNOWN: "Not judged",
     Judgement.FINE: "As expected",
 }
+
+_RULE_LABELS = {"contract-exceeded": "Exceeds its contract"}
+"""Labels of rules for which that of the judgement says too little."""
 
 _PARALLEL = ("parity", "trace", "audit", "coverage")  # instruments that a single rank needs not
 _COMPILER = ("explain", "diagnose")
@@ -102,8 +109,8 @@ class RunVerdict(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The judgement in two words or three."""
-        return _LABELS[self.judgement]
+        """The judgement on what the verdict is about, in two words or three."""
+        return label_concern(self.concerns[0])
 
     @property
     def unchecked_words(self) -> str:
@@ -120,21 +127,23 @@ class RunVerdict(Struct, frozen=True, kw_only=True):
         return f"{self.label}: {self.concerns[0].words}. {self.unchecked_words}".strip()
 
 
-def label_judgement(judgement: Judgement) -> str:
-    """Return a judgement as the page and the terminal show it."""
-    return _LABELS[judgement]
+def label_concern(concern: Concern) -> str:
+    """Return the judgement of a concern as the page and the terminal show it."""
+    return _RULE_LABELS.get(concern.rule, _LABELS[concern.judgement])
 
 
 def judge(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> RunVerdict:
     """Judge a recording of any instruments by the rules of docs/guide/verdict.md."""
     concerns = [
         *judge_results(recording),
-        *_judge_findings(recording.findings),
+        *_judge_findings(recording),
         *_judge_completeness(recording),
         *_drop_repeated(judge_traffic(recording, rank_sets)),
         *judge_memory(recording),
         *judge_programs(recording),
+        *judge_sharding(recording),
     ]
+    concerns = [_add_remedy(concern, recording.findings) for concern in concerns]
     return RunVerdict(
         concerns=_sort_concerns(concerns) or (_describe_nothing(recording),),
         unchecked=tuple(list_unchecked(recording)),
@@ -180,10 +189,10 @@ _JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose")
 _VIEWS = {"audit": "sharding", "trace": "communication", "explain": "compiler"}
 
 
-def _judge_findings(findings: Sequence[Finding]) -> Iterator[Concern]:
+def _judge_findings(recording: Recording) -> Iterator[Concern]:
     """Judge errors and warnings, those of one rule together."""
     by_rule: dict[tuple[str, Severity], list[Finding]] = {}
-    for finding in findings:
+    for finding in recording.findings:
         known = FINDING_RULES.get(finding.rule)
         is_judged = known is not None and known.instrument in _JUDGED_INSTRUMENTS
         if finding.severity is Severity.INFO or finding.rule in _JUDGED or is_judged:
@@ -192,6 +201,8 @@ def _judge_findings(findings: Sequence[Finding]) -> Iterator[Concern]:
     for (rule, severity), group in by_rule.items():
         first, known = group[0], FINDING_RULES.get(rule)
         effect = known.effect if known else Effect.COST
+        if effect is Effect.COST and _is_negligible(group, recording.memory):
+            continue
         more = f" (and {len(group) - 1:,} more)" if len(group) > 1 else ""
         yield Concern(
             judgement=_judge_effect(effect, severity),
@@ -200,7 +211,40 @@ def _judge_findings(findings: Sequence[Finding]) -> Iterator[Concern]:
             reason="",
             view=_VIEWS.get(known.instrument, "") if known else "",
             source=first.source,
+            remedy=first.remedy,
         )
+
+
+def _is_negligible(findings: Sequence[Finding], profiles: Sequence[MemoryProfile]) -> bool:
+    """Whether findings cost memory, as far as is known, and a small share of the peak only."""
+    costs: Counter[int | None] = Counter()
+    for finding in findings:
+        if finding.memory_bytes is None or not profiles:
+            return False
+        costs[finding.rank] += finding.memory_bytes
+    return max(costs.values()) < MIN_SHARE * find_worst(profiles).peak_bytes
+
+
+# Rules of findings that say what to do about what another rule judges, the most urgent first.
+_REMEDIES = {
+    "implicit-redistribution": ("implicit-gather", "implicit-all-to-all"),
+    "does-not-fit": ("out-of-memory", "memory-advice"),
+    "little-memory-left": ("memory-advice",),
+    "graph-breaks": ("graph-break", "skipped-frame", "recompiles"),
+}
+
+
+def _add_remedy(concern: Concern, findings: Sequence[Finding]) -> Concern:
+    """Take the remedy of a finding on the same, if the concern is bad and has none."""
+    if concern.remedy or concern.judgement not in _BAD:
+        return concern
+    remedies = (
+        finding.remedy
+        for rule in _REMEDIES.get(concern.rule, ())
+        for finding in findings
+        if finding.rule == rule
+    )
+    return replace(concern, remedy=next(remedies, ""))
 
 
 def _judge_effect(effect: Effect, severity: Severity) -> Judgement:

@@ -43,9 +43,15 @@ from shardscope.report.text.problems import describe_no_gaps, render_problems
 from shardscope.report.text.shard_drawings import render_drawings, render_layout
 from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_text, make_title
-from shardscope.report.text.summary import View, add_roots, join_notes, note_costs, note_lines
+from shardscope.report.text.summary import (
+    View,
+    add_roots,
+    join_notes,
+    note_costs,
+    note_lines,
+    render_verdict,
+)
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
-from shardscope.report.text.verdict import judge
 
 _COLUMNS = {
     "view": Column("view", ColumnStyle.NAME, 13),
@@ -174,10 +180,7 @@ class Views:
         return tuple(map(fold_repeated_layers, roots)) if self._is_folded else roots
 
     def _render_overview(self) -> Iterator[RenderableType]:
-        # Of a part of the modules nothing would be known about what dominates.
-        recording = self._full_recording or self._recording
-        rank_sets = fold_ranks(recording) if self._full_recording else self.rank_sets
-        yield make_text(judge(recording, rank_sets).sentence, "bold")
+        yield render_verdict(self._recording, self.rank_sets, self._full_recording)
         yield from render_problems(self._recording)
         if not self._recording.gaps:
             yield Text(describe_no_gaps(self._recording), "dim")

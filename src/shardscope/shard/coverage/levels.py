@@ -33,7 +33,7 @@ from shardscope._torch.dtensor import implicit_replicas
 from shardscope._torch.fake import NO_DATA, without_data
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.tensors import map_tensors, tensors_in
-from shardscope.record import Level, Move, OpCoverage, Sharding, Source, Verdict
+from shardscope.record import Level, Move, OpCoverage, OpVerdict, Sharding, Source
 from shardscope.shard.coverage.dispatch import Dispatcher, describe
 from shardscope.shard.coverage.op_calls import (
     NON_MODEL_NAMESPACES,
@@ -193,15 +193,17 @@ class FlopCounter:
                 return None
 
 
-def suggest(op: Any, verdict: Verdict, attempts: Sequence[ShardingAttempt]) -> str:
+def suggest(op: Any, verdict: OpVerdict, attempts: Sequence[ShardingAttempt]) -> str:
     """The remedy for a verdict: a sentence or a few lines of code; empty if none is needed."""
-    if verdict is Verdict.WRONG:
-        wrong = [attempt.name_inputs() for attempt in attempts if attempt.verdict is Verdict.WRONG]
+    if verdict is OpVerdict.WRONG:
+        wrong = [
+            attempt.name_inputs() for attempt in attempts if attempt.verdict is OpVerdict.WRONG
+        ]
         return (
             f"Do not shard {_join(wrong)}: redistribute to Replicate() before the op, "
             "and report it to PyTorch."
         )
-    if verdict is Verdict.MISSING and any(
+    if verdict is OpVerdict.MISSING and any(
         "mixed torch.Tensor" in attempt.detail for attempt in attempts
     ):
         return (
@@ -209,13 +211,13 @@ def suggest(op: Any, verdict: Verdict, attempts: Sequence[ShardingAttempt]) -> s
             "the model within torch.distributed.tensor.experimental.implicit_replication()."
         )
     unknown = next((attempt.failed_op or op for attempt in attempts if attempt.is_unknown), None)
-    if verdict is Verdict.MISSING and unknown is not None:
+    if verdict is OpVerdict.MISSING and unknown is not None:
         return _suggest_rule(unknown)
-    if verdict is Verdict.MISSING and len(attempts) > 1:  # even with every input replicated
+    if verdict is OpVerdict.MISSING and len(attempts) > 1:  # even with every input replicated
         return "Run it on plain tensors: x.full_tensor() before the op."
-    if verdict is Verdict.MISSING:
+    if verdict is OpVerdict.MISSING:
         return "Redistribute its inputs to Replicate() before the op."
-    if verdict is Verdict.REPLICATED:
+    if verdict is OpVerdict.REPLICATED:
         return "It runs replicated on every rank: keep it out of the sharded part, or rewrite it."
     return ""
 
@@ -355,8 +357,8 @@ def _sources(use: Use) -> tuple[Source, ...]:
 
 
 def _describe(verdict: CallVerdict) -> str:
-    if verdict.verdict is Verdict.WRONG:
-        wrong = next(attempt for attempt in verdict.attempts if attempt.verdict is Verdict.WRONG)
+    if verdict.verdict is OpVerdict.WRONG:
+        wrong = next(attempt for attempt in verdict.attempts if attempt.verdict is OpVerdict.WRONG)
         return f"with {wrong.name_inputs()} {wrong.detail}"
     return verdict.detail
 
@@ -375,7 +377,7 @@ def _gather_moves(verdicts: list[CallVerdict]) -> tuple[Move, ...]:
 
 def _gather_shardings(attempts: list[ShardingAttempt]) -> tuple[Sharding, ...]:
     """Each sharding of the inputs once, with its largest number of bytes."""
-    worst: dict[tuple[tuple[str, ...], Verdict], Sharding] = {}
+    worst: dict[tuple[tuple[str, ...], OpVerdict], Sharding] = {}
     for attempt in attempts:
         key = (attempt.inputs(), attempt.verdict)
         if key not in worst or (attempt.num_bytes or 0) > (worst[key].num_bytes or 0):

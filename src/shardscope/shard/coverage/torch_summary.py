@@ -17,7 +17,7 @@ from shardscope._torch.snapshot import preserved_random_state
 from shardscope.attribution.module_names import NO_MODULE
 from shardscope.attribution.tensors import TensorSubstitution, empty_like, map_tensors, tensors_in
 from shardscope.errors import CoverageError
-from shardscope.record import OpCoverage, Verdict
+from shardscope.record import OpCoverage, OpVerdict
 from shardscope.shard.coverage.coverage import cover_calls, coverage
 from shardscope.shard.coverage.dispatch import describe
 from shardscope.shard.coverage.op_calls import Capture, Use, freeze_call
@@ -127,7 +127,7 @@ def _find_ops(
 
 
 def _is_supported(op: OpCoverage) -> bool:
-    return op.verdict not in (Verdict.MISSING, Verdict.WRONG)
+    return op.verdict not in (OpVerdict.MISSING, OpVerdict.WRONG)
 
 
 def _print_table(rows: Sequence[Sequence[Any]]) -> None:

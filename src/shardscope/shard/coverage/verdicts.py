@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from shardscope._torch.dtensor import Decision, MeshPlacements
 from shardscope._torch.mesh import describe_placements
-from shardscope.record import Move, Verdict
+from shardscope.record import Move, OpVerdict
 from shardscope.shard.coverage.dispatch import MAX_TRIED, Dispatcher, DispatchResult
 from shardscope.shard.coverage.numeric_check import Answer, Checker, Numbers
 from shardscope.shard.coverage.op_calls import Signature
@@ -31,7 +31,7 @@ class ShardingAttempt(NamedTuple):
     """
 
     call: Signature
-    verdict: Verdict
+    verdict: OpVerdict
     moves: tuple[Move, ...] = ()
     outputs: tuple[str, ...] = ()
     detail: str = ""
@@ -95,7 +95,7 @@ class ShardingTester:
         if result.error:
             return ShardingAttempt(
                 call,
-                Verdict.MISSING,
+                OpVerdict.MISSING,
                 detail=result.error,
                 is_unknown=result.is_unknown,
                 failed_op=result.failed_op,
@@ -105,11 +105,11 @@ class ShardingTester:
         outputs = tuple(", ".join(_describe(placements)) for placements in result.outputs)
         moves = tuple(_read_moves(call, result))
         if result.invalid_placement:
-            return ShardingAttempt(call, Verdict.WRONG, moves, outputs, result.invalid_placement)
+            return ShardingAttempt(call, OpVerdict.WRONG, moves, outputs, result.invalid_placement)
         numeric_result = self._check(call, result)
         if numeric_result.answer is Answer.WRONG:
             return ShardingAttempt(
-                call, Verdict.WRONG, moves, outputs, numeric_result.detail, result.num_bytes
+                call, OpVerdict.WRONG, moves, outputs, numeric_result.detail, result.num_bytes
             )
         verdict, detail = _judge(call, result)
         if result.is_unfinished:
@@ -128,7 +128,7 @@ class ShardingTester:
         return self._checker.check(_as_moved(call, result), result.outputs, ops)
 
 
-def _judge(call: Signature, result: DispatchResult) -> tuple[Verdict, str]:
+def _judge(call: Signature, result: DispatchResult) -> tuple[OpVerdict, str]:
     own = [decision for decision in result.decisions if decision.op == call.op]
     if result.num_bytes:
         placements_after = _after(call, own[0]) if own else {}
@@ -142,13 +142,13 @@ def _judge(call: Signature, result: DispatchResult) -> tuple[Verdict, str]:
             if any(decision.moves for decision in result.decisions)
             else "it communicates by itself"
         )
-        return (Verdict.REPLICATED if is_replicated else Verdict.REDISTRIBUTED), detail
+        return (OpVerdict.REPLICATED if is_replicated else OpVerdict.REDISTRIBUTED), detail
     if own and own[0].num_tried:
-        return Verdict.DECOMPOSED, "its rule follows from the ops it decomposes into"
+        return OpVerdict.DECOMPOSED, "its rule follows from the ops it decomposes into"
     if own or not result.decisions:
-        return Verdict.SHARDED, ""
+        return OpVerdict.SHARDED, ""
     parts = dict.fromkeys(str(decision.op) for decision in result.decisions)
-    return Verdict.DECOMPOSED, "runs as " + ", ".join(parts)
+    return OpVerdict.DECOMPOSED, "runs as " + ", ".join(parts)
 
 
 def _after(call: Signature, decision: Decision) -> dict[tuple[int, ...], MeshPlacements]:
@@ -211,13 +211,13 @@ BADNESS = {
     verdict: rank
     for rank, verdict in enumerate(
         (
-            Verdict.LOCAL,
-            Verdict.SHARDED,
-            Verdict.DECOMPOSED,
-            Verdict.REDISTRIBUTED,
-            Verdict.REPLICATED,
-            Verdict.MISSING,
-            Verdict.WRONG,
+            OpVerdict.LOCAL,
+            OpVerdict.SHARDED,
+            OpVerdict.DECOMPOSED,
+            OpVerdict.REDISTRIBUTED,
+            OpVerdict.REPLICATED,
+            OpVerdict.MISSING,
+            OpVerdict.WRONG,
         )
     )
 }
@@ -226,7 +226,7 @@ BADNESS = {
 class CallVerdict(NamedTuple):
     """The verdict on a call, the attempts it rests on, and how many shardings were not tested."""
 
-    verdict: Verdict
+    verdict: OpVerdict
     detail: str
     attempts: tuple[ShardingAttempt, ...]
     num_skipped: int = 0
@@ -252,17 +252,17 @@ class Judge:
 
     def _judge_as_placed(self, call: Signature) -> CallVerdict:
         if all(spec.placements is None for _, spec in call.tensors()):
-            return CallVerdict(Verdict.LOCAL, "its inputs are plain tensors, each rank's own", ())
+            return CallVerdict(OpVerdict.LOCAL, "its inputs are plain tensors, each rank's own", ())
         attempt = self._tester.test(call)
         if attempt.is_stopped:
             return _judge_without_sharding(self._test_replicated(call), [], num_skipped=1)
-        if attempt.verdict in (Verdict.SHARDED, Verdict.DECOMPOSED) and not attempt.inputs():
-            return CallVerdict(Verdict.LOCAL, "its inputs are replicated", (attempt,))
+        if attempt.verdict in (OpVerdict.SHARDED, OpVerdict.DECOMPOSED) and not attempt.inputs():
+            return CallVerdict(OpVerdict.LOCAL, "its inputs are replicated", (attempt,))
         return CallVerdict(attempt.verdict, attempt.detail, (attempt,))
 
     def _judge_every_sharding(self, call: Signature) -> CallVerdict:
         if not any(True for _ in call.tensors()):
-            return CallVerdict(Verdict.LOCAL, "takes no tensors", ())
+            return CallVerdict(OpVerdict.LOCAL, "takes no tensors", ())
         attempts: list[ShardingAttempt] = []
         replicated_attempt: ShardingAttempt | None = None
         possible = list(possible_shardings(call, self._mesh))
@@ -278,7 +278,7 @@ class Judge:
                 if replicated_attempt.is_unknown:  # then no placement is known
                     break
         num_skipped = len(possible) - len(attempts)
-        if all(attempt.verdict is Verdict.MISSING for attempt in attempts):
+        if all(attempt.verdict is OpVerdict.MISSING for attempt in attempts):
             if replicated_attempt is not None and replicated_attempt.is_unknown:
                 num_skipped = 0
             return _judge_without_sharding(
@@ -286,7 +286,7 @@ class Judge:
             )
         worst = max(attempts, key=lambda attempt: BADNESS[attempt.verdict])
         best = min(attempts, key=lambda attempt: BADNESS[attempt.verdict])
-        chosen = worst if worst.verdict is Verdict.WRONG else best
+        chosen = worst if worst.verdict is OpVerdict.WRONG else best
         return CallVerdict(chosen.verdict, chosen.detail, tuple(attempts), num_skipped)
 
     def _test_replicated(self, call: Signature) -> ShardingAttempt:
@@ -298,11 +298,11 @@ def _judge_without_sharding(
 ) -> CallVerdict:
     """The verdict where no sharding works: by whether the op works on replicated inputs."""
     all_attempts = (*attempts, replicated)
-    if replicated.verdict in (Verdict.MISSING, Verdict.WRONG):
+    if replicated.verdict in (OpVerdict.MISSING, OpVerdict.WRONG):
         return CallVerdict(replicated.verdict, replicated.detail, all_attempts, num_skipped)
     if num_skipped:
         detail = f"DTensor finds no other placements among {MAX_TRIED:,} layouts of its parts"
-        return CallVerdict(Verdict.REPLICATED, detail, all_attempts, num_skipped)
+        return CallVerdict(OpVerdict.REPLICATED, detail, all_attempts, num_skipped)
     if attempts:
-        return CallVerdict(Verdict.REPLICATED, attempts[0].detail, all_attempts)
-    return CallVerdict(Verdict.LOCAL, "no input has a dim to shard", all_attempts)
+        return CallVerdict(OpVerdict.REPLICATED, attempts[0].detail, all_attempts)
+    return CallVerdict(OpVerdict.LOCAL, "no input has a dim to shard", all_attempts)

@@ -254,7 +254,7 @@ class ObservedSteps:
         """Observe ops, modules and optimizers until the context ends."""
         hooks = (
             register_optimizer_step_pre_hook(self._observe_optimizer),
-            register_optimizer_step_post_hook(self._note_step),
+            register_optimizer_step_post_hook(self.note_step),
         )
         try:
             with self._phase_tracker.watching(), self._facts.watching(), self.watcher.watching():
@@ -338,7 +338,8 @@ class ObservedSteps:
             self._fake_map.replace_in(optimizer)
         self.watcher.observe_optimizer(optimizer)
 
-    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def note_step(self, optimizer: Optimizer, *_: object) -> None:
+        """An optimizer has stepped: what it holds now is its state."""
         self._stepped.add(id(optimizer))
         self._has_optimizer = True
         self._facts.observe_optimizer(optimizer)

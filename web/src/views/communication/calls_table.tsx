@@ -15,6 +15,7 @@ import { param } from "../../store/route";
 import { type Facet, formatLocation, selectedCalls } from "../../store/selection";
 import { type CallColumn, ServedRows, servedFilters } from "../../store/served_calls";
 import { CallDetail } from "./call_detail";
+import { shortenCause } from "./cause_rows";
 import { selectCall, selectedCall } from "./selected_call";
 import { nameAxis } from "./totals";
 
@@ -39,7 +40,9 @@ const SERVED_COLUMNS: Readonly<Record<string, CallColumn>> = {
 };
 
 function ServedCallsTable({ communication }: Props) {
-  const sort = parseSort(param("sort.collectives"));
+  const requested = parseSort(param("sort.collectives"));
+  const ids = useMemo(() => makeColumns(communication).map(({ id }) => id), [communication]);
+  const sort = requested && ids.includes(requested.column) ? requested : null;
   const order = JSON.stringify({
     sort: sort && (SERVED_COLUMNS[sort.column] ?? sort.column),
     is_descending: sort?.isDescending ?? false,
@@ -198,6 +201,14 @@ function makeColumns(communication: Communication, example = communication.calls
         text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!),
       ),
       grow: 3,
+      cell: (row) => {
+        const words = causes[calls.cause[row]!]!;
+        return (
+          <FacetLink facet="cause" value={words}>
+            <Highlight text={shortenCause(words)} />
+          </FacetLink>
+        );
+      },
     },
     {
       ...text("line", "Line", 13, (row) => formatLocation(calls.source[row]!)),

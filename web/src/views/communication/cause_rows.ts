@@ -62,3 +62,12 @@ export const selectedCauses = computed<readonly CauseRow[]>(() => {
       : { ...row, ...NO_TRAFFIC, source: -1, modules: [] };
   });
 });
+
+const MAX_LETTERS = 44;
+
+/** `call of …all_to_all_single`: the end of a long name tells it from others; its row has all. */
+export function shortenCause(words: string): string {
+  const [, what, name] = /^(call of )(\S+)$/.exec(words) ?? [];
+  if (!name || words.length <= MAX_LETTERS) return words;
+  return `${what}…${name.split(".").at(-1)}`;
+}

@@ -12,7 +12,7 @@ import { type Column, Table } from "../../parts/table";
 import { formatBytes, formatCount, formatNumber, pluralize } from "../../parts/units";
 import { moduleName, representatives } from "../../store/modules";
 import { formatLocation, selectedFacets } from "../../store/selection";
-import { type CauseRow, selectedCauses } from "./cause_rows";
+import { type CauseRow, selectedCauses, shortenCause } from "./cause_rows";
 import { nameRank } from "./totals";
 
 const MAX_MODULES = 24;
@@ -56,19 +56,19 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       id: "cause",
       title: "Cause",
       width: 22,
-      grow: 4,
+      grow: 12,
       isText: true,
       value: (row) => causes[at(row).cause]!,
       cell: (row) => (
         <span class="cause">
           {at(row).isImplicit && <Badge word="implicit" tone="warn" />}
           <FacetLink facet="cause" value={causes[at(row).cause]!}>
-            <Highlight text={causes[at(row).cause]!} />
+            <Highlight text={shortenCause(causes[at(row).cause]!)} />
           </FacetLink>
         </span>
       ),
     },
-    { id: "what", title: "What", width: 11, grow: 1, isText: true, value: (row) => at(row).what },
+    { id: "what", title: "What", width: 11, isText: true, value: (row) => at(row).what },
     {
       id: "count",
       title: "Count",
@@ -91,8 +91,8 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
     {
       id: "modules",
       title: "Modules",
-      width: 10,
-      grow: 2,
+      width: 13,
+      grow: 1,
       isText: true,
       value: (row) => at(row).modules.map(moduleName).join("\n"),
       cell: (row) => <FirstModule modules={at(row).modules} />,
@@ -101,7 +101,7 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       id: "line",
       title: "Line",
       width: 10,
-      grow: 2,
+      grow: 1,
       isText: true,
       isNeverCut: true,
       value: (row) => formatLocation(at(row).source),
@@ -117,7 +117,11 @@ function FirstModule({ modules }: { modules: readonly number[] }) {
       <span class="clip">
         <ModuleLink module={modules[0]!} />
       </span>
-      {modules.length > 1 && <span class="dim">and {formatNumber(modules.length - 1)} more</span>}
+      {modules.length > 1 && (
+        <span class="dim" title={`and ${pluralize(modules.length - 1, "more module")}`}>
+          +{formatNumber(modules.length - 1)}
+        </span>
+      )}
     </span>
   );
 }

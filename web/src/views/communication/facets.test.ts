@@ -1,5 +1,5 @@
 import { beforeEach, expect, test } from "vitest";
-import type { Page } from "../../page";
+import { makePage } from "../../store/empty_page";
 import { page } from "../../store/page";
 import { navigate } from "../../store/route";
 import { fillCell, sumFacets, usedPositions } from "./facets";
@@ -23,7 +23,7 @@ function open(params: Record<string, string>): void {
 }
 
 beforeEach(() => {
-  page.value = {
+  page.value = makePage({
     modules: { path: [""], end: [1], parent: [-1] },
     sources: { file: [], line: [] },
     communication: {
@@ -33,7 +33,7 @@ beforeEach(() => {
       ranks: [{ ranks: "0-7" }, { ranks: "8-15" }],
       traffic: TRAFFIC,
     },
-  } as unknown as Page;
+  });
   open({});
 });
 

@@ -9,8 +9,8 @@ import { formatBytes, formatNumber, pluralize } from "../../parts/units";
 import { selectedFacets, selectedRankSet, selection } from "../../store/selection";
 import { NO_TRAFFIC, sumRows, type TrafficSum } from "../../store/traffic";
 
-/** Follows figures of bytes between ranks, which are not known of a part of the collectives. */
-export const OF_ALL = " Of all collectives, whatever is selected.";
+/** Follows the sentence on bytes between ranks, which Python has made of all collectives. */
+const OF_ALL = " Of all collectives, whatever is selected.";
 
 export function Ranks({ communication }: { communication: Communication }) {
   const { ranks } = communication;
@@ -78,7 +78,7 @@ function makeColumns(ranks: readonly RankRow[], figures: readonly TrafficSum[]):
     {
       id: "number",
       title: "Number",
-      width: 5.5,
+      width: 5,
       align: "end",
       value: (row) => at(row).num_ranks,
       cell: (row) => formatNumber(at(row).num_ranks),
@@ -87,7 +87,7 @@ function makeColumns(ranks: readonly RankRow[], figures: readonly TrafficSum[]):
       id: "count",
       title: "Collectives",
       hint: "that one of them issued",
-      width: 7,
+      width: 6.5,
       align: "end",
       value: (row) => figures[row]!.count,
       cell: (row) => formatNumber(figures[row]!.count),

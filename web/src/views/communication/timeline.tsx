@@ -8,7 +8,15 @@ import { pluralize } from "../../parts/units";
 import { moduleName, representatives } from "../../store/modules";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
-import { formatRange, listedRankOf, select, selectedText, selection } from "../../store/selection";
+import {
+  FACETS,
+  formatRange,
+  listedRankOf,
+  select,
+  selectedText,
+  selection,
+} from "../../store/selection";
+import type { ViewParams } from "../view";
 import { CallDetail } from "./call_detail";
 import { hasTimes, type LaneKind, type Lanes, makeLanes } from "./lanes";
 import { formatView, parseView, type Range, type XAxis, zoom } from "./ranges";
@@ -42,6 +50,7 @@ export function Timeline({ communication, matches }: Props) {
   return (
     <Panel
       title="Timeline"
+      follows={hasCalls ? FACETS : []} // spans have no axis, module or line
       note={describe(lanes, hasCalls, communication.clock)}
       controls={
         <>
@@ -113,6 +122,16 @@ export function Timeline({ communication, matches }: Props) {
       )}
     </Panel>
   );
+}
+
+/** What the address can choose. */
+export function listTimelineParams(communication: Communication): ViewParams {
+  return {
+    lanes: listLaneChoices(communication).map(({ id }) => id),
+    along: ["time", "order"],
+    height: ["linear", "log"],
+    view: /^\d+(\.\d+)?_\d+(\.\d+)?$/,
+  };
 }
 
 /** Ids of choices are in the address, so do not rename them: links must stay valid. */

@@ -17,6 +17,7 @@ export function Timings({ timings, clock }: Props) {
   return (
     <Panel
       title="Phases"
+      follows={[]}
       note={`Of the rank that took longest; own: excluding phases within it${clock && `; ${clock}`}.`}
     >
       <Table

@@ -113,7 +113,7 @@ function Grid({ communication, measure }: Props & { readonly measure: Measure })
                   class="swatch"
                   style={{ background: facetColor("kind", communication.kinds[kind]!, kind) }}
                 />
-                {communication.kinds[kind]}
+                <BreakableName name={communication.kinds[kind]!} />
               </th>
             ))}
             {kinds.length > 1 && <th scope="col">all kinds</th>}
@@ -142,6 +142,11 @@ function Grid({ communication, measure }: Props & { readonly measure: Measure })
       </table>
     </div>
   );
+}
+
+/** `reduce_scatter`, which may break after an underscore. */
+function BreakableName({ name }: { name: string }) {
+  return <>{name.split(/(?<=_)/).flatMap((part) => [part, <wbr key={part} />])}</>;
 }
 
 export function nameAxis({ axes }: Communication, axis: number): string {

@@ -8,9 +8,10 @@ import { hideTip, showTip } from "../../parts/tooltip";
 import { formatBytes } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { page } from "../../store/page";
+import { route } from "../../store/route";
 import { selectedFacets } from "../../store/selection";
+import { listMatrixFacets, selectMatrix } from "./matrix_parts";
 import { countInnermostRanks, formatCoordinate, labelStep } from "./mesh";
-import { OF_ALL } from "./ranks";
 
 // In rem
 const LEFT = 3;
@@ -25,11 +26,26 @@ const FAINT = 0.08; // opacity of a cell with few bytes
 /** The matrix, if it shows more than `Communication.matrix_summary` says in a sentence. */
 export function TrafficMatrix({ communication }: { readonly communication: Communication }) {
   const { matrix, matrix_note: note, matrix_summary: summary } = communication;
+  const facets = [route.value.params, matrix];
+  const selected = useMemo(() => matrix && selectMatrix(matrix), facets);
   if (summary) return null;
-  const scope = selectedFacets.value.length ? OF_ALL : "";
+  if (!selected || !matrix) {
+    return (
+      <Panel title="Traffic between ranks" note={note}>
+        {!note && <p class="comm-quiet">Nothing was sent.</p>}
+      </Panel>
+    );
+  }
+  const follows = listMatrixFacets(matrix);
+  const isPart = selectedFacets.value.some((facet) => follows.includes(facet));
   return (
-    <Panel title="Traffic between ranks" note={`${note}${scope}`}>
-      {matrix ? <Grid matrix={matrix} /> : !note && <p class="comm-quiet">Nothing was sent.</p>}
+    <Panel
+      title="Traffic between ranks"
+      note={`${note}${isPart ? " Of what is selected." : ""}`}
+      follows={follows}
+    >
+      {!selected.num_bytes.length && <p class="comm-quiet">Nothing of it was sent.</p>}
+      <Grid matrix={selected} />
     </Panel>
   );
 }

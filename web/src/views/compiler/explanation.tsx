@@ -5,14 +5,18 @@ import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { formatDuration, pluralize } from "../../parts/units";
-import { isSourceSelected } from "../../store/selection";
+import { type Facet, isSourceSelected } from "../../store/selection";
 import { Graphs } from "./graphs";
 import { Guards } from "./guards";
 
 export function Explanation({ item }: { item: ExplanationItem }) {
   return (
     <>
-      <Panel title={`Graphs of ${item.target}`} note={`${item.summary} (rank ${item.ranks})`}>
+      <Panel
+        title={`Graphs of ${item.target}`}
+        note={`${item.summary} (rank ${item.ranks})`}
+        follows={["module", "line", "rank"]}
+      >
         {item.failure && (
           <p class="failure">
             It raised an exception: <code>{item.failure}</code>
@@ -20,19 +24,7 @@ export function Explanation({ item }: { item: ExplanationItem }) {
         )}
         <Graphs graphs={item.graphs} breaks={item.break_sites} />
       </Panel>
-      {item.break_sites.length > 0 && (
-        <Panel
-          title={`Lines that break graphs (${item.break_sites.length})`}
-          note={`${pluralize(item.num_break_events, "graph break")}`}
-        >
-          <ol class="breaks">
-            {item.break_sites.map(
-              (site, i) =>
-                isSourceSelected(site.source) && <Break key={i} site={site} number={i + 1} />,
-            )}
-          </ol>
-        </Panel>
-      )}
+      {item.break_sites.length > 0 && <BreakSites item={item} />}
       {item.recompiles.length > 0 && <Recompiles rows={item.recompiles} />}
       {item.guards.length > 0 ? (
         <Guards frames={item.guards} />
@@ -46,6 +38,31 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.stages.length > 0 && <Stages rows={item.stages} />}
     </>
   );
+}
+
+/** What lists of lines are filtered by. */
+const FOLLOWED: readonly Facet[] = ["line", "rank"];
+
+function BreakSites({ item }: { item: ExplanationItem }) {
+  const numShown = item.break_sites.filter(isOnLine).length;
+  return (
+    <Panel
+      title={`Lines that break graphs (${countShown(numShown, item.break_sites.length)})`}
+      note={`${pluralize(item.num_break_events, "graph break")}${numShown < item.break_sites.length ? " in the whole function" : ""}`}
+      follows={FOLLOWED}
+    >
+      <ol class="breaks">
+        {item.break_sites.map(
+          (site, i) => isOnLine(site) && <Break key={i} site={site} number={i + 1} />,
+        )}
+      </ol>
+    </Panel>
+  );
+}
+
+/** `3`, or `1 of 3` if some are not on the selected line. */
+function countShown(numShown: number, number: number): string {
+  return numShown < number ? `${numShown} of ${number}` : String(number);
 }
 
 /** Whether a row is on the selected line, if a line is selected. */
@@ -76,13 +93,15 @@ function Break({ site, number }: { site: BreakRow; number: number }) {
 
 /** Recompilations by the line where the code that was compiled again begins. */
 function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
+  const shown = rows.filter(isOnLine);
   return (
     <Panel
-      title={`Recompilations (${rows.length})`}
+      title={`Recompilations (${countShown(shown.length, rows.length)})`}
       note="by line, with what had changed: the guard that failed"
+      follows={FOLLOWED}
     >
       <ul class="breaks">
-        {groupRecompiles(rows.filter(isOnLine)).map((group) => (
+        {groupRecompiles(shown).map((group) => (
           <li key={`${group[0]!.function} ${group[0]!.source}`} class="break">
             <div class="break-head">
               <code>{group[0]!.function}</code>
@@ -116,10 +135,15 @@ function groupRecompiles(rows: readonly RecompileRow[]): RecompileRow[][] {
 }
 
 function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
+  const shown = rows.filter(isOnLine);
   return (
-    <Panel title={`Not compiled (${rows.length})`} note="functions that ran eagerly">
+    <Panel
+      title={`Not compiled (${countShown(shown.length, rows.length)})`}
+      note="functions that ran eagerly"
+      follows={FOLLOWED}
+    >
       <ul class="breaks">
-        {rows.filter(isOnLine).map((row, i) => (
+        {shown.map((row, i) => (
           <li key={i} class="break">
             <div class="break-head">
               <code>{row.function}</code>
@@ -137,14 +161,14 @@ function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
 function Stages({ rows }: { rows: readonly StageRow[] }) {
   if (rows.every((row) => row.total_ns === null)) {
     return (
-      <Panel title="Compile time by stage">
+      <Panel title="Compile time by stage" follows={["rank"]}>
         <Empty>Times were not recorded.</Empty>
       </Panel>
     );
   }
   const max = Math.max(...rows.map((row) => row.total_ns ?? 0));
   return (
-    <Panel title="Compile time by stage" note="exclusive">
+    <Panel title="Compile time by stage" note="exclusive" follows={["rank"]}>
       <ul class="stages">
         {rows.map((row) => (
           <li key={row.stage}>

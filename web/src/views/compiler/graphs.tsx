@@ -8,7 +8,7 @@ import { ModuleLink } from "../../parts/module_link";
 import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { tip } from "../../parts/tooltip";
-import { pluralize } from "../../parts/units";
+import { formatNumber, pluralize } from "../../parts/units";
 import { isInSelection, moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
@@ -41,7 +41,7 @@ export function Graphs({ graphs, breaks }: Props) {
               graph {graph.index}
               {graph.is_recompile && <span class="chip">again</span>}
             </span>
-            <span class="graph-ops">{pluralize(graph.num_ops, "op")}</span>
+            <span class="graph-ops">{describeOps(graph)}</span>
             <span class="graph-end">{describeEnd(graph, breaks)}</span>
           </button>
         ))}
@@ -49,6 +49,17 @@ export function Graphs({ graphs, breaks }: Props) {
       {graphs[selectedGraph] && <Ops key={selectedGraph} graph={graphs[selectedGraph]} />}
     </>
   );
+}
+
+/** `12 ops`, or `3 of 12 ops` if some are not of the selected module or line. */
+function describeOps(graph: GraphItem): string {
+  const numShown = graph.op.filter((_, op) => isOpSelected(graph, op)).length;
+  const all = pluralize(graph.num_ops, "op");
+  return numShown < graph.op.length ? `${formatNumber(numShown)} of ${all}` : all;
+}
+
+function isOpSelected(graph: GraphItem, op: number): boolean {
+  return isInSelection(graph.module[op] ?? -1) && isSourceSelected(graph.line[op] ?? -1);
 }
 
 function describeEnd(graph: GraphItem, breaks: readonly BreakRow[]): string {
@@ -125,8 +136,7 @@ function OpLines({ graph }: { graph: GraphItem }) {
   const groups = groupByLine(
     graph,
     (op) =>
-      isInSelection(graph.module[op] ?? -1) &&
-      isSourceSelected(graph.line[op] ?? -1) &&
+      isOpSelected(graph, op) &&
       (!searchWords.length || containsWords(describeOp(graph, op), searchWords)),
   );
   if (!groups.length) return <Empty>{graph.op.length ? "No op matches." : "It has no ops."}</Empty>;

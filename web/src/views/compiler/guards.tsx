@@ -22,27 +22,30 @@ export function Guards({ frames }: { frames: readonly GuardTable[] }) {
       ),
     [frames, chosen],
   );
-  const columns = useMemo(() => makeColumns(rows, chosen === undefined), [rows, chosen]);
+  const columns = useMemo(() => makeColumns(rows, !chosen && frames.length > 1), [rows, chosen]);
   const leftOut = frames.reduce((sum, frame) => sum + frame.left_out, 0);
   const note = "what must hold for a compiled graph to be used again; a row shows torch's own text";
   return (
     <Panel
+      follows={["rank"]}
       title={`Guards (${frames.reduce((sum, { guard }) => sum + guard.length, 0)})`}
-      note={leftOut ? `${note}; ${pluralize(leftOut, "guard")} more are not listed` : note}
+      note={`${nameOnly(frames)}${leftOut ? `${note}; ${pluralize(leftOut, "guard")} more are not listed` : note}`}
       controls={
-        <select
-          class="select"
-          aria-label="compilation"
-          value={chosen?.compile_id ?? ""}
-          onChange={(event) => setParam("frame", event.currentTarget.value || null)}
-        >
-          <option value="">all compilations</option>
-          {frames.map((frame) => (
-            <option key={frame.compile_id} value={frame.compile_id}>
-              {frame.compile_id} {frame.function} ({frame.guard.length})
-            </option>
-          ))}
-        </select>
+        frames.length > 1 && (
+          <select
+            class="select"
+            aria-label="compilation"
+            value={chosen?.compile_id ?? ""}
+            onChange={(event) => setParam("frame", event.currentTarget.value || null)}
+          >
+            <option value="">all compilations</option>
+            {frames.map((frame) => (
+              <option key={frame.compile_id} value={frame.compile_id}>
+                {frame.compile_id} {frame.function} ({frame.guard.length})
+              </option>
+            ))}
+          </select>
+        )
       }
     >
       <Table
@@ -55,6 +58,11 @@ export function Guards({ frames }: { frames: readonly GuardTable[] }) {
       />
     </Panel>
   );
+}
+
+/** The compilation, if there is only one, which then needs no column. */
+function nameOnly([frame, ...more]: readonly GuardTable[]): string {
+  return frame && !more.length ? `compilation ${frame.compile_id} of ${frame.function}: ` : "";
 }
 
 function Guard({ row: { frame, index } }: { row: Row }) {

@@ -66,9 +66,10 @@ function makePath(
 interface Props {
   readonly curve: MemoryCurve;
   readonly instants: Instants;
+  readonly isPart: boolean; // whether the curve is of what is selected
 }
 
-export function AreaChart({ curve, instants }: Props) {
+export function AreaChart({ curve, instants, isPart }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const { width } = useSize(box);
   const [sample, setSample] = useState(-1);
@@ -158,7 +159,7 @@ export function AreaChart({ curve, instants }: Props) {
                 fill={seriesColor(kind)}
               />
             ))}
-            <Peak curve={curve} frame={frame} />
+            <Peak curve={curve} frame={frame} label={isPart ? "most of it" : "peak"} />
             <Device curve={curve} frame={frame} />
             <Chosen instants={instants} frame={frame} />
             {sample >= 0 && (
@@ -252,7 +253,7 @@ function Phases({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
               />
             )}
             {i > 0 && <line x1={left} x2={left} y1={TOP - 14} y2={HEIGHT - BOTTOM} />}
-            {right - left > range.phase.length * 7 && (
+            {right - left > range.phase.length * 6.3 + 6 && (
               <text x={left + 6} y={TOP - 8}>
                 {range.phase}
               </text>
@@ -279,7 +280,13 @@ function ByteTicks({ frame }: { frame: Frame }) {
   );
 }
 
-function Peak({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
+interface PeakProps {
+  readonly curve: MemoryCurve;
+  readonly frame: Frame;
+  readonly label: string;
+}
+
+function Peak({ curve, frame, label }: PeakProps) {
   const x = frame.x(curve.order[curve.peak] ?? 0);
   const y = frame.y(curve.peak_bytes);
   const isRight = x > frame.width / 2;
@@ -288,7 +295,7 @@ function Peak({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
       <line x1={x} x2={x} y1={y} y2={HEIGHT - BOTTOM} />
       <circle cx={x} cy={y} r={4} />
       <text x={isRight ? x - 9 : x + 9} y={y - 7} text-anchor={isRight ? "end" : "start"}>
-        peak {formatBytes(curve.peak_bytes)}
+        {label} {formatBytes(curve.peak_bytes)}
       </text>
     </g>
   );

@@ -7,21 +7,16 @@ import { seriesColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { Table } from "../../parts/table";
 import { formatBytes, formatBytesChange, formatShare } from "../../parts/units";
-import {
-  hasModuleSelection,
-  isInSelection,
-  representatives,
-  selectedName,
-} from "../../store/modules";
+import { hasModuleSelection, representatives, selectedName } from "../../store/modules";
 import { param, route, setParam } from "../../store/route";
-import { isSourceSelected, selectedText } from "../../store/selection";
 import { type Group, type Instants, sumGroups } from "./allocations";
 import { makeColumns } from "./group_columns";
 import { describeMoment, nameInstant, peakOrder, setInstants } from "./instants";
+import { listCurveFacets, makeAllocationFilter } from "./selected_curve";
 
 export type Grouping = "module" | "layer" | "line" | "phase" | "allocation";
 
-const GROUPINGS: readonly { id: Grouping; title: string; hint: string }[] = [
+export const GROUPINGS: readonly { id: Grouping; title: string; hint: string }[] = [
   { id: "module", title: "Module", hint: "modules that own the memory" },
   { id: "layer", title: "Layers folded", hint: "identical layers together" },
   { id: "line", title: "Line", hint: "source lines that allocated it" },
@@ -42,11 +37,11 @@ export function InUse({ curve, table, instants }: Props) {
   const selection = [params.m, params.line, params.phase].join("\n");
   const { at, from } = instants;
   const kinds = useMemo(
-    () => sumGroups(table, { at, from }, (row) => table.kind[row]!, isOfSelection(table)),
+    () => sumGroups(table, { at, from }, (row) => table.kind[row]!, makeAllocationFilter(table)),
     [table, at, from, selection],
   );
   const groups = useMemo(() => {
-    const isSelected = isOfSelection(table);
+    const isSelected = makeAllocationFilter(table);
     const isShown = (row: number): boolean =>
       isSelected(row) && (category < 0 || table.kind[row] === category);
     return sumGroups(table, { at, from }, makeKey(table, grouping), isShown);
@@ -55,6 +50,7 @@ export function InUse({ curve, table, instants }: Props) {
     <Panel
       title={describeTitle(curve, instants)}
       note={describeSum(curve, table, instants, kinds)}
+      follows={listCurveFacets(curve)}
       controls={<Controls curve={curve} instants={instants} grouping={grouping} />}
     >
       <div class="in-use">
@@ -63,15 +59,6 @@ export function InUse({ curve, table, instants }: Props) {
       </div>
     </Panel>
   );
-}
-
-/** Whether a row is selected: by its module, by its line, and by the phase that allocated it. */
-function isOfSelection(table: Allocations): (row: number) => boolean {
-  const phase = table.phases.indexOf(selectedText("phase"));
-  return (row) =>
-    isInSelection(table.module[row]!) &&
-    isSourceSelected(table.line[row]!) &&
-    (phase < 0 || table.phase[row] === phase);
 }
 
 function makeKey(table: Allocations, grouping: Grouping): (row: number) => number {

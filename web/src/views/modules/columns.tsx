@@ -12,6 +12,7 @@ export interface TreeColumn {
   readonly title: string;
   readonly hint: string;
   readonly width: number; // in rem
+  readonly hasBar?: boolean; // which a narrow screen leaves out
   readonly cell: (position: number) => preact.ComponentChildren;
 }
 
@@ -58,6 +59,7 @@ function listTrafficColumns(input: ColumnInput): TreeColumn[] {
     title: isBytes ? "sent" : "collectives",
     hint: `${what} of one rank in all phases, including children`,
     width: 11,
+    hasBar: true,
     cell: (i) => (
       <Bar value={totals[i]!} max={max} text={formatBound(traffic[i]!, format(totals[i]!))} />
     ),

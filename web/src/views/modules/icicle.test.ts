@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import type { Communication, Modules, Page, Traffic } from "../../page";
 import { clipText } from "../../parts/canvas";
 import { facetSeries } from "../../parts/colors";
+import { makePage } from "../../store/empty_page";
 import { findRepresentatives } from "../../store/modules";
 import { page } from "../../store/page";
 import { parseRoute, route } from "../../store/route";
@@ -180,7 +181,7 @@ const COMMUNICATION = {
   ],
   traffic: TRAFFIC,
 } as unknown as Communication;
-const PAGE = { modules, communication: COMMUNICATION, memory: [] } as unknown as Page;
+const PAGE = makePage({ modules, communication: COMMUNICATION });
 
 test("a selection narrows sizes, and the legend has all names with the colours of their kind", () => {
   page.value = PAGE;

@@ -2,6 +2,7 @@
 import type { Communication, Modules, Page } from "../../page";
 import { type ColorFacet, facetSeries } from "../../parts/colors";
 import { formatShare } from "../../parts/units";
+import { earlierModules } from "../../store/earlier_modules";
 import { moduleTraffic } from "../../store/module_traffic";
 import { containsWords } from "../../store/search";
 import { makeTrafficFilter, sumRows, trafficRows } from "../../store/traffic";
@@ -171,7 +172,7 @@ export function styleBox({ node, numMerged }: Box, input: StyleInput): BoxStyle 
     return { ...style, segments: [{ series: -1, share: 1 }], strength: NARROW, name, figures: [] };
   }
   if (node.module < 0) {
-    const gone = modules.earlier!.gone[node.gone]!;
+    const gone = earlierModules.value!.gone[node.gone]!;
     const figures = [`−${model.measure.format(node.size)} (gone)`];
     const segments = [{ series: LESS, share: 1 }];
     return { ...style, isHatched: true, segments, strength: 1, name: lastPart(gone.name), figures };

@@ -1,6 +1,7 @@
 /** What the icicle chart says about one box: its tooltip, and a sentence for screen readers. */
 import { seriesColor } from "../../parts/colors";
 import { formatShare, pluralize } from "../../parts/units";
+import { earlierModules } from "../../store/earlier_modules";
 import { moduleName } from "../../store/modules";
 import { page } from "../../store/page";
 import { nameRepresented } from "./folded_sums";
@@ -32,7 +33,7 @@ export function describeBox(model: IcicleModel, node: IcicleNode): string {
 
 export function nameBox(model: IcicleModel, { module, gone }: IcicleNode): string {
   const { modules } = page.value;
-  if (module < 0) return modules.earlier!.gone[gone]!.name;
+  if (module < 0) return earlierModules.value!.gone[gone]!.name;
   return nameRepresented(modules, model.shown, module) || moduleName(module);
 }
 
@@ -79,7 +80,7 @@ export function BoxTip({ model, node }: Props) {
 }
 
 function GoneTip({ model, node }: Props) {
-  const gone = page.value.modules.earlier!.gone[node.gone]!;
+  const gone = earlierModules.value!.gone[node.gone]!;
   return (
     <>
       <div class="tooltip-title">{gone.name}</div>

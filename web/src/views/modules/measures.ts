@@ -1,8 +1,8 @@
 /** Measures of modules, and how their values are formatted. */
 import type { EarlierModules, GoneModules, Modules, Page } from "../../page";
 import { formatBytes, formatNumber } from "../../parts/units";
+import { earlierModules, isTrafficCompared } from "../../store/earlier_modules";
 import { moduleTraffic } from "../../store/module_traffic";
-import { selectedFacets } from "../../store/selection";
 
 type FigureName = "count" | "wire_bytes" | "parameters" | "local_bytes" | "peak_bytes";
 
@@ -89,16 +89,16 @@ export function listMeasures({ modules, communication }: Page): Measure[] {
 }
 
 /**
- * Figures of the earlier recording, if both recordings have this measure. Its collectives are known
- * by module only, so there are none if an axis, a kind or the like is selected.
+ * Figures of the earlier recording, if both recordings have this measure and, for collectives, can be
+ * filtered by what is selected.
  */
 export function findEarlier(modules: Modules, { figure, recorded, isTraffic }: Measure) {
-  const { earlier } = modules;
-  if (isTraffic && selectedFacets.value.some((facet) => facet !== "module")) return null;
-  if (!earlier || !isRecorded(earlier, recorded) || !isRecorded(modules, recorded)) return null;
+  const known = earlierModules.value;
+  if (isTraffic && !isTrafficCompared.value) return null;
+  if (!known || !isRecorded(known, recorded) || !isRecorded(modules, recorded)) return null;
   return {
-    values: earlier[figure],
-    gone: earlier.gone,
+    values: known[figure],
+    gone: known.gone,
     goneSize: (gone: GoneModules) => gone[figure],
   };
 }

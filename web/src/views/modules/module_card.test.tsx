@@ -1,12 +1,12 @@
 // @vitest-environment happy-dom
 import { render } from "preact";
 import { expect, test } from "vitest";
-import type { Page } from "../../page";
+import { makePage } from "../../store/empty_page";
 import { page } from "../../store/page";
 import { ModuleCard } from "./module_card";
 
 function renderFigures(recorded: readonly string[]): string {
-  page.value = {
+  page.value = makePage({
     run: { checks: "checked by: trace" },
     modules: {
       recorded,
@@ -27,7 +27,7 @@ function renderFigures(recorded: readonly string[]): string {
     compiler: null,
     proof: null,
     terms: [],
-  } as unknown as Page;
+  });
   const root = document.createElement("div");
   render(<ModuleCard module={0} />, root);
   return [...root.querySelectorAll(".card-figures > div")]

@@ -1,4 +1,5 @@
 /** The selected module: its path, type and figures, with links to other views. */
+import { Unfollowed } from "../../parts/unfollowed";
 import { formatNumber } from "../../parts/units";
 import { ownCollectives } from "../../store/module_traffic";
 import { moduleHref, moduleName } from "../../store/modules";
@@ -43,6 +44,7 @@ export function ModuleCard({ module }: { module: number }) {
           </dd>
         </div>
       </dl>
+      <Unfollowed what="Parameters, memory and findings" follows={["module"]} />
       <nav class="card-links" aria-label="the module in other views">
         {VIEWS.filter((view) => LINKED_VIEWS.includes(view.id) && view.hasData(page.value)).map(
           (view) => (

@@ -1,15 +1,21 @@
 /** The picture of the modules: an icicle chart with its measures, colours, legend and trail. */
 import { useMemo } from "preact/hooks";
+import type { Page } from "../../page";
 import { Choices } from "../../parts/choices";
 import { seriesColor } from "../../parts/colors";
 import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
+import { joinNames } from "../../parts/unfollowed";
 import { formatNumber, formatShare, pluralize } from "../../parts/units";
+import { comparedFacets } from "../../store/compared_figures";
+import { earlier } from "../../store/earlier";
+import { earlierModules, isTrafficCompared } from "../../store/earlier_modules";
 import { moduleTraffic } from "../../store/module_traffic";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
 import { words } from "../../store/search";
-import { select, selectedText } from "../../store/selection";
+import { FACETS, listUnfollowed, select, selectedText } from "../../store/selection";
+import type { ViewParams } from "../view";
 import { Icicle } from "./icicle";
 import { findNode, type IcicleNode } from "./icicle_layout";
 import {
@@ -40,6 +46,13 @@ interface Props {
   readonly maxDepth?: number; // levels that are drawn below the zoomed module
 }
 
+/** What the address can choose. */
+export function listPictureParams(current: Page): ViewParams {
+  const measures = listMeasures(current);
+  const colors = measures.flatMap((measure) => listColors(current, measure));
+  return { by: measures.map(({ id }) => id), color: [...new Set(colors)] };
+}
+
 export function ModulePicture({ maxDepth = 9 }: Props) {
   const current = page.value;
   const measures = listMeasures(current);
@@ -52,6 +65,7 @@ export function ModulePicture({ maxDepth = 9 }: Props) {
     <Panel
       title="Where it goes"
       note={describe(measure, color)}
+      follows={measure.isTraffic ? FACETS : ["module"]}
       controls={
         <>
           {colors.length > 1 && (
@@ -82,7 +96,13 @@ function describe(measure: Measure, color: IcicleColor): string {
     measure.isTraffic && moduleTraffic.value.some(({ isUneven }) => isUneven)
       ? " Ranks differ: figures (≤) are of the rank that sends most, and widths add up what different ranks send."
       : "";
-  return `${width} Identical layers are one box, with the sum of them all.${ranks}`;
+  return `${width} Identical layers are one box, with the sum of them all.${ranks}${describeComparison(measure)}`;
+}
+
+/** Why the picture does not show what changed, though the page is compared with another. */
+function describeComparison({ isTraffic }: Measure): string {
+  if (!earlier.value || !isTraffic || isTrafficCompared.value) return "";
+  return ` Not compared with ${earlier.value.name} by ${joinNames(listUnfollowed(comparedFacets.value))}.`;
 }
 
 interface PictureProps {
@@ -95,7 +115,7 @@ function Picture({ measure, color, maxDepth }: PictureProps) {
   const current = page.value;
   const model = useMemo(
     () => makeIcicleModel({ page: current, measure, color, shown: shown.value }),
-    [current, measure, color, moduleTraffic.value, shown.value],
+    [current, measure, color, moduleTraffic.value, earlierModules.value, shown.value],
   );
   const selection = findNode(model.roots, String(selectedShown.value));
   const zoomed = selection?.children.length ? selection : (selection?.parent ?? null);

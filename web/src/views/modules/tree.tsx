@@ -6,6 +6,7 @@ import { Highlight } from "../../parts/highlight";
 import { isNarrow } from "../../parts/narrow";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
+import { earlierModules } from "../../store/earlier_modules";
 import { moduleTraffic, ownCollectives } from "../../store/module_traffic";
 import { moduleName, representatives, selected } from "../../store/modules";
 import { page } from "../../store/page";
@@ -45,7 +46,7 @@ export function Tree({ show }: { show: Show }) {
   const [phases, traffic] = [page.value.communication?.phases ?? [], moduleTraffic.value];
   const columns = useMemo(
     () => listColumns({ modules, phases, traffic, show, shown: shown.value }),
-    [modules, traffic, show, shown.value],
+    [modules, traffic, show, shown.value, earlierModules.value],
   );
   const rows = useMemo(
     () =>
@@ -63,7 +64,8 @@ export function Tree({ show }: { show: Show }) {
     setActive(rows[next]!);
     scrollToRow(next);
   };
-  const template = `minmax(${isNarrow.value ? 12 : 19}rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  const widths = columns.map(({ width, hasBar }) => (hasBar && isNarrow.value ? 5.5 : width));
+  const template = `minmax(${isNarrow.value ? 12 : 19}rem, 3fr) ${widths.map((width) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
   return (
     <div class="table-frame">
       <div

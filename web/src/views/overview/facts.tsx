@@ -35,11 +35,15 @@ function formatSelected({ measure }: Fact): string {
 function FactTile({ fact, basis }: { fact: Fact; basis: string }) {
   const style = { flexBasis: basis };
   const selected = formatSelected(fact);
+  const isOfRun = !selected && selectedFacets.value.length > 0;
   const content = (
     <>
       <span class="fact-label">{fact.label}</span>
       <span class="fact-value">{selected || fact.value}</span>
-      <span class="fact-note">{selected ? `of ${fact.value}: what is selected` : fact.note}</span>
+      <span class="fact-note">
+        {selected ? `of ${fact.value}: what is selected` : fact.note}
+        {isOfRun && <span class="fact-scope">{" (of the whole run)"}</span>}
+      </span>
     </>
   );
   if (!fact.view) {

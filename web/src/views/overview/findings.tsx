@@ -14,9 +14,9 @@ import { hasModuleSelection, isFoldedRowInSelection, selectedName } from "../../
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
 import { containsWords, words } from "../../store/search";
-import { clear, isRankSelected, isSourceSelected } from "../../store/selection";
+import { clear, isRankSelected, isSourceSelected, selectedFacets } from "../../store/selection";
 
-const SEVERITIES = ["error", "warning", "info"];
+export const SEVERITIES = ["error", "warning", "info"];
 const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
 
 export function Findings() {
@@ -29,10 +29,11 @@ export function Findings() {
   return (
     <Panel
       title={`Findings (${formatNumber(findings.length)})`}
+      follows={["module", "line", "rank"]}
       note={
         <>
           <FilterNote numMatching={matching.length} numAll={findings.length} />
-          {findings.length > 0 && <span class="dim">{page.value.run.checks}</span>}
+          {findings.length > 0 && <span class="dim"> {page.value.run.checks}</span>}
         </>
       }
       controls={
@@ -43,7 +44,13 @@ export function Findings() {
       }
     >
       {!findings.length && <Empty>No findings ({page.value.run.checks}).</Empty>}
-      {findings.length > 0 && !matching.length && <Empty>No finding matches the filter.</Empty>}
+      {findings.length > 0 && !matching.length && (
+        <Empty>
+          {selectedFacets.value.length
+            ? `None of ${pluralize(findings.length, "finding")} is in what is selected.`
+            : "No finding matches the filter."}
+        </Empty>
+      )}
       <ul class="findings">
         {shown.map((finding, i) => (
           <Finding key={i} finding={finding} />
@@ -69,7 +76,8 @@ function matchesFilter(finding: FindingItem, severity: string): boolean {
 }
 
 function FilterNote({ numMatching, numAll }: { numMatching: number; numAll: number }) {
-  if (numMatching === numAll || !hasModuleSelection.value) return null;
+  if (numMatching === numAll) return null;
+  if (!hasModuleSelection.value) return <>{`${numMatching} of ${numAll};`}</>;
   return (
     <>
       {numMatching} of {numAll} in <b class="mono">{selectedName.value}</b>

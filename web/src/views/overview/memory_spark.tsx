@@ -4,30 +4,35 @@ import { Badge } from "../../parts/badge";
 import { Panel } from "../../parts/panel";
 import { Term } from "../../parts/term";
 import { formatBytes } from "../../parts/units";
-import { page } from "../../store/page";
 import { hrefTo } from "../../store/route";
+import { isRankSelected, selection } from "../../store/selection";
+import { listCurveFacets, selectCurve, shownCurve } from "../memory/selected_curve";
 
 const WIDTH = 600; // of the drawing, which is stretched
 const HEIGHT = 90;
 const HEADROOM = 1.1;
 
 export function MemorySpark() {
-  const curve = page.value.memory[0];
+  const curve = shownCurve.value;
   if (!curve) return null;
+  const selected = selectCurve(curve);
   return (
     <Panel
       title="Memory of a step"
+      follows={listCurveFacets(curve)}
       note={
         <>
           <Term word="peak" />{" "}
           {formatBytes(Math.max(curve.peak_bytes, curve.first_peak_bytes ?? 0))} in{" "}
           {curve.peak_phase}, rank {curve.ranks}
+          {!isRankSelected(curve.ranks) && `; rank ${selection.value.rank} has no memory profile`}
+          {selected && `; drawn: what is selected, at most ${formatBytes(selected.peak_bytes)}`}
         </>
       }
       controls={<Fit curve={curve} />}
     >
       <a class="spark" href={hrefTo("memory")} aria-label="show memory">
-        <Drawing curve={curve} />
+        <Drawing curve={selected ?? curve} />
       </a>
       <p class="spark-note">{curve.room || "The memory of the device was not given."}</p>
     </Panel>

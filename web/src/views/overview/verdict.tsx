@@ -1,11 +1,13 @@
 /** The verdict: what dominates or is wrong, whether that is bad, and what was not checked. */
-import type { ConcernItem } from "../../page";
+import type { ConcernItem, VerdictItem } from "../../page";
 import { ToneMark, toneOf } from "../../parts/badge";
+import { Command } from "../../parts/command";
 import { CopyButton } from "../../parts/copy_button";
 import { ModuleLink } from "../../parts/module_link";
 import { SourceLine } from "../../parts/source_line";
 import { page } from "../../store/page";
 import { hrefTo } from "../../store/route";
+import { selectedFacets } from "../../store/selection";
 
 const MAX_CONCERNS = 6; // beside the first
 
@@ -33,9 +35,30 @@ export function Verdict() {
         {concern.module >= 0 && <ModuleLink module={concern.module} text={concern.path} />}
         <SourceLine source={concern.source} isShort />
       </div>
-      {verdict.unchecked && <p class="judgement-unchecked">{verdict.unchecked}</p>}
+      {concern.remedy && <p class="judgement-remedy">{concern.remedy}</p>}
+      <Unchecked verdict={verdict} />
+      {selectedFacets.value.length > 0 && (
+        <p class="judgement-scope">The verdict is on the whole run, whatever is selected.</p>
+      )}
       <Rest concerns={verdict.concerns.slice(1)} />
     </section>
+  );
+}
+
+/** What was not checked, and the command that checks the first of it. */
+function Unchecked({ verdict: { unchecked, checks } }: { verdict: VerdictItem }) {
+  if (!unchecked) return null;
+  const next = checks.find((check) => !check.has_run);
+  return (
+    <div class="judgement-unchecked">
+      <p>{unchecked}</p>
+      {next && (
+        <>
+          <span class="dim">{next.question}</span>
+          <Command text={next.command} />
+        </>
+      )}
+    </div>
   );
 }
 

@@ -2,17 +2,32 @@
 import { useCallback, useMemo } from "preact/hooks";
 import type { VerdictTable } from "../../page";
 import { Badge } from "../../parts/badge";
+import { ModuleLink } from "../../parts/module_link";
 import { type Column, Table } from "../../parts/table";
+import { route } from "../../store/route";
+import { isTensorSelected } from "./selected_rows";
 
-export function Verdicts({ tensors, isBad }: { tensors: VerdictTable; isBad: boolean }) {
+interface Props {
+  readonly tensors: VerdictTable;
+  readonly label: string;
+  readonly isBad: boolean; // whether only those that differ are shown
+}
+
+export function Verdicts({ tensors, label, isBad }: Props) {
   const columns = useMemo(() => makeColumns(tensors), [tensors]);
-  const isShown = useCallback((row: number) => !isBad || !tensors.is_fine[row], [tensors, isBad]);
+  const { params } = route.value;
+  const isShown = useCallback(
+    (row: number) => (!isBad || !tensors.is_fine[row]) && isTensorSelected(tensors, row),
+    [tensors, isBad, params],
+  );
+  const moduleOf = useCallback((row: number) => tensors.module[row]!, [tensors]);
   return (
     <Table
-      label="compared tensors"
+      label={label}
       numRows={tensors.name.length}
       columns={columns}
       isShown={isShown}
+      modules={moduleOf}
       empty="No tensors were compared."
       height="30rem"
       detail={(row) => <Verdict tensors={tensors} row={row} />}
@@ -26,12 +41,22 @@ function formatError(value: number | null | undefined): string {
 
 function makeColumns(tensors: VerdictTable): Column[] {
   const { name, kind, agreement, error, noise, suspect, detail, ranks } = tensors;
+  const words = (id: string, title: string, width: number, texts: readonly string[]): Column => ({
+    id,
+    title,
+    width,
+    grow: id === "detail" ? 4 : 1,
+    isText: true,
+    value: (row) => texts[row]!,
+  });
+  const hasAny = (texts: readonly string[]): boolean => texts.some((text) => text !== "");
   return [
     { id: "name", title: "Tensor", width: 13, grow: 3, value: (row) => name[row]! },
     { id: "kind", title: "Kind", width: 7, value: (row) => kind[row]!.replaceAll("_", " ") },
     {
       id: "agreement",
       title: "Verdict",
+      narrowPlace: 1,
       width: 10,
       value: (row) => agreement[row]!,
       cell: (row) => (
@@ -56,15 +81,9 @@ function makeColumns(tensors: VerdictTable): Column[] {
       value: (row) => noise[row] ?? null,
       cell: (row) => formatError(noise[row]),
     },
-    {
-      id: "suspect",
-      title: "Likely cause",
-      width: 9,
-      grow: 1,
-      value: (row) => suspect[row]!.replaceAll("_", " "),
-    },
-    { id: "ranks", title: "Ranks", width: 5, grow: 1, value: (row) => ranks[row]! },
-    { id: "detail", title: "Detail", width: 12, grow: 3, value: (row) => detail[row]! },
+    ...(hasAny(suspect) ? [words("suspect", "Likely cause", 11, suspect)] : []),
+    ...(hasAny(ranks) ? [words("ranks", "Ranks", 6, ranks)] : []),
+    ...(hasAny(detail) ? [words("detail", "Detail", 14, detail)] : []),
   ];
 }
 
@@ -72,6 +91,11 @@ function Verdict({ tensors, row }: { tensors: VerdictTable; row: number }) {
   return (
     <div class="stack">
       <code class="wrap">{tensors.name[row]}</code>
+      {tensors.module[row]! >= 0 && (
+        <p>
+          of <ModuleLink module={tensors.module[row]!} />
+        </p>
+      )}
       <p class="wrap">{tensors.detail[row] || "It is equal up to noise."}</p>
     </div>
   );

@@ -22,7 +22,7 @@ export function makeColumns(parameters: Parameters): Column[] {
   });
   const columns: (Column | false)[] = [
     {
-      ...text("name", "Name", 17, parameters.name),
+      ...text("name", "Name", 16, parameters.name),
       grow: 4,
       cell: (row) => (
         <span class="clip mono" title={parameters.name[row]}>
@@ -36,13 +36,13 @@ export function makeColumns(parameters: Parameters): Column[] {
       grow: 2,
       cell: (row) => <Flags flags={parameters.flags[row]!} />,
     },
-    { ...text("placement", "Placement", 17, parameters.placement), grow: 3 },
-    { ...text("shape", "Shape", 9.5, parameters.shape), grow: 1 },
+    { ...text("placement", "Placement", 12, parameters.placement), grow: 1, isNeverCut: true },
+    { ...text("shape", "Shape", 7, parameters.shape), isNeverCut: true },
     {
-      ...text("local", "On a rank", 9.5, parameters.local_shape, "the shape that one rank holds"),
-      grow: 1,
+      ...text("local", "On a rank", 7, parameters.local_shape, "the shape that one rank holds"),
+      isNeverCut: true,
     },
-    text("dtype", "Dtype", 6, parameters.dtype),
+    text("dtype", "Dtype", 5.5, parameters.dtype),
     {
       id: "bytes",
       title: "Bytes",

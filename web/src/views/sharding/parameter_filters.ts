@@ -56,6 +56,21 @@ export function listUsefulFilters(parameters: Parameters): Filter[] {
   });
 }
 
+/** `dp: Shard(0)`: a part of a placement. */
+const ON_AXIS = /([^\s,():]+): (\w+)/g;
+
+/** Whether any placement names the axis, so that parameters can be filtered by it. */
+export function hasAxis({ placement }: Parameters, axis: string): boolean {
+  return placement.some((text) => [...text.matchAll(ON_AXIS)].some(([, name]) => name === axis));
+}
+
+/** Whether a parameter is divided along the axis: sharded, or a partial sum. */
+export function isOnAxis({ placement }: Parameters, row: number, axis: string): boolean {
+  return [...placement[row]!.matchAll(ON_AXIS)].some(
+    ([, name, kind]) => name === axis && kind !== "Replicate" && kind !== "Invariant",
+  );
+}
+
 /** The row to draw: the selected row if it is shown, else the first row worth drawing. */
 export function chooseRowToDraw(
   numRows: number,

@@ -25,6 +25,7 @@ export function Summary({ table }: { table: ShardingTable }) {
     <Panel
       title="What a rank holds"
       note="Parameters, tied ones once, without buffers; of the rank that holds most."
+      follows={["module", "rank"]}
     >
       <div class="rank-bytes">
         <SummaryLine label="all parameters" text={formatBytes(globalBytes)}>

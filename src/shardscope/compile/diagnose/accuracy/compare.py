@@ -29,7 +29,7 @@ from shardscope.numerics import (
     RandomRounding,
     RngUseMode,
     Values,
-    Verdict,
+    ValueVerdict,
     compare,
     find_distance,
     fp64_mode,
@@ -126,7 +126,7 @@ def _is_eager_nondeterminism(compiled: RunValues, reference: Reference) -> bool:
     )
 
 
-def _compare(compiled: RunValues, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
+def _compare(compiled: RunValues, reference: Reference) -> Iterator[tuple[Phase, ValueVerdict]]:
     """Verdicts on values, then on gradients, computed lazily: callers stop at the first bad one."""
     for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
 
