@@ -21,7 +21,8 @@ from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVe
 
 def run_single(model, inputs, variant=AS_IT_IS) -> StepResult:
     """Forward and backward on a copy of a model or exported program."""
-    return run_task(as_model(model), Task(inputs), variant)
+    (result,) = run_task(as_model(model), Task(inputs), variant)
+    return result
 
 
 def make_result(**tensors: torch.Tensor) -> StepResult:
@@ -83,7 +84,7 @@ def test_a_sum_that_cancels_may_differ_by_the_noise_of_its_terms():
     weights, rows = nn.Linear(4096, 1, bias=False), numbers(1, 4096, scale=100.0)
     with torch.no_grad():
         weights.weight[0, 2048:] = -weights.weight[0, :2048] * (rows[0, :2048] / rows[0, 2048:])
-    runs = run_all(weights, Task(rows))
+    (runs,) = run_all(weights, Task(rows))
     terms = (rows * weights.weight).detach()
     halves = make_result(
         **{"": terms[:, ::2].sum(1, keepdim=True) + terms[:, 1::2].sum(1, keepdim=True)}
@@ -251,7 +252,7 @@ def test_empty_tensors_are_equal():
 def test_the_single_device_is_within_its_own_noise(dtype):
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True).to(dtype)
-    runs = run_all(model, Task(numbers(3, 7, 32).to(dtype)))
+    (runs,) = run_all(model, Task(numbers(3, 7, 32).to(dtype)))
     perturbed_runs = runs.perturbed_runs[0][0]
     verdicts = compare(
         runs.reference, runs.fp64, perturbed_runs, perturbed_runs=runs.perturbed_runs

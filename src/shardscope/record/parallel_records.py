@@ -14,8 +14,16 @@ class TensorKind(StrEnum):
     """What a compared tensor is to the model."""
 
     OUTPUT = "output"
-    GRADIENT = "gradient"  # of a parameter, or of an input that asks for one
+    LOSS = "loss"  # that backward starts at, of all micro-batches
+    GRADIENT = "gradient"  # of a parameter, or of an input that asks for one; before clipping
+    NORM = "norm"  # that gradients are clipped with
+    CLIPPED = "clipped"  # gradient, as the optimizer gets it
+    SETTING = "setting"  # of the optimizer, such as the learning rate
+    STATE = "state"  # of the optimizer, after its step
+    UPDATED = "updated"  # parameter, after the step
     BUFFER = "buffer"  # that the run changed
+    COUNTER = "counter"  # a number among the attributes of a module, that the run changed
+    REPORTED = "reported"  # a number that the step returns, or that the program reads
     PARAMETER = "parameter"  # before the run; listed where it is not the single device's
 
 
@@ -52,6 +60,11 @@ class Suspect(StrEnum):
     WRONG_DIM = "wrong_dim"  # sharded or gathered along another dim than it should be
     BROKEN_TIE = "broken_tie"  # a tied parameter became several, without a common gradient
     RANDOMNESS = "randomness"  # drawn anew on each rank, or the same where it should differ
+    NORM = "norm"  # of gradients: shards not summed, or copies counted several times
+    CLIPPING = "clipping"  # of gradients: on some ranks only, or by another factor
+    OVERWRITTEN = "overwritten"  # by a reduction in place, and used afterwards
+    LOST_HOOK = "lost_hook"  # of a parameter, which would have reduced its gradient
+    UNSYNCHRONIZED = "unsynchronized"  # a buffer or counter of which each rank has its own
     ROUNDING = "rounding"  # a lower precision
     STALE = "stale"  # zero, cleared, unchanged, or without a gradient
     UNKNOWN = "unknown"
@@ -62,7 +75,8 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
 
     `error` is the root mean square of the difference from the result in double precision, `noise`
     that of the single device, both relative to the root mean square of the result; None where
-    numbers cannot be compared. `ratio` is the divisor of the tensor that fits best.
+    numbers cannot be compared. `ratio` is the divisor of the tensor that fits best. `step` is the
+    training step, from 1; None if no training steps were run.
     """
 
     name: str
@@ -78,6 +92,7 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
     ranks: tuple[RankSpan, ...] = ()  # that differ
     suspect: Suspect | None = None
     detail: str = ""
+    step: Natural | None = None
 
 
 class Divergence(Record, frozen=True, kw_only=True, gc=False):

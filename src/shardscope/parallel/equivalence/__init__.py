@@ -3,22 +3,37 @@
 The model as the user wrote it, on a single device, is called the original. A step (`step.py`) runs
 on every rank, and on the single device in several variants (`runs.py`): as it is, in double
 precision, and with perturbed weights. Each run gives a `StepResult`: outputs, gradients and
-changed buffers. `cases.py` pairs the tensors of all runs and measures the noise floor
-of each; `compare.py` decides whether a tensor agrees, as a full tensor or as shards, of which
-`tensor_shards.py` finds the layout. `parameters.py` finds out which elements of the original's
-parameters each rank holds, where names and shapes do not determine it.
+changed buffers, and of training steps (`training.py`) also losses and what the optimizer does.
+`cases.py` pairs the tensors of all runs and measures the noise floor of each; `compare.py` decides
+whether a tensor agrees, as a full tensor or as shards, of which `tensor_shards.py` finds the
+layout. `parameters.py` finds out which elements of the original's parameters each rank holds, where
+names and shapes do not determine it.
 
     runs = run_all(model, Task(inputs))
     verdicts = [compare_case(case).verdict for case in make_cases(runs, ranks, sizes)]
 """
 
-from shardscope.parallel.equivalence.cases import Case, Runs, drop_extra_calls, make_cases
+from shardscope.parallel.equivalence.cases import (
+    OF_A_RANK,
+    Case,
+    Mesh,
+    Runs,
+    drop_extra_calls,
+    make_cases,
+)
 from shardscope.parallel.equivalence.compare import (
     TensorComparison,
     compare,
     compare_case,
     describe_dtype,
     name_dtype,
+)
+from shardscope.parallel.equivalence.names import (
+    OriginalNames,
+    named_buffers,
+    named_parameters,
+    named_tensors,
+    tie_names,
 )
 from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
 from shardscope.parallel.equivalence.runs import (
@@ -34,9 +49,8 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
-    Key,
-    OriginalNames,
     Probe,
+    ProbedStep,
     Region,
     StepResult,
     Task,
@@ -45,11 +59,7 @@ from shardscope.parallel.equivalence.step import (
     execute,
     find_stages,
     is_cleared,
-    named_buffers,
-    named_parameters,
-    named_tensors,
     shard_batch,
-    tie_names,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,
@@ -59,23 +69,37 @@ from shardscope.parallel.equivalence.tensor_shards import (
     ranks_by_distance,
     shard_layouts,
 )
+from shardscope.parallel.equivalence.training import (
+    Key,
+    Table,
+    Training,
+    TrainingValues,
+    TrainStep,
+)
 
 __all__ = [
     "AS_IT_IS",
     "MARKED",
+    "OF_A_RANK",
     "Case",
     "Key",
     "Layout",
     "MeanRngMode",
+    "Mesh",
     "Order",
     "OriginalNames",
     "Probe",
+    "ProbedStep",
     "Region",
     "Runs",
     "StepResult",
+    "Table",
     "Task",
     "TensorComparison",
     "TracedWeights",
+    "TrainStep",
+    "Training",
+    "TrainingValues",
     "Variant",
     "as_model",
     "call_model",

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
 from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
-from shardscope.parallel.equivalence.step import Key, Region, StepResult, tie_names
+from shardscope.parallel.equivalence.names import tie_names
+from shardscope.parallel.equivalence.step import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
+from shardscope.parallel.equivalence.training import Key, Table
 from shardscope.record import TensorKind
 
 Tensors = list[torch.Tensor]
+_SCALARS = (TensorKind.LOSS, TensorKind.NORM, TensorKind.COUNTER, TensorKind.REPORTED)
+OF_A_RANK = (TensorKind.OUTPUT, TensorKind.LOSS, TensorKind.REPORTED, TensorKind.COUNTER)
+"""The kinds of tensors that each rank may compute of its own shard of the batch."""
+_CHANGEABLE = (TensorKind.BUFFER, TensorKind.COUNTER)  # compared where the step changed them
+
+
+class Mesh(NamedTuple):
+    """The sizes of a mesh, and the axes and the dim along which the batch is sharded."""
+
+    sizes: tuple[int, ...]
+    batch_axes: tuple[int, ...] = ()
+    batch_dim: int = 0
 
 
 @final
@@ -85,17 +99,45 @@ def make_cases(
     aliases = _find_aliases(runs.reference, ranks)
     for key in dict.fromkeys((*table.references, *(key for rank in tensors for key in rank))):
         kind, name = key
-        is_unchanged = kind is TensorKind.BUFFER and name not in changed
-        if is_unchanged or (name in added and key not in table.references):
+        is_unchanged = kind in _CHANGEABLE and name not in changed
+        if kind is TensorKind.GRADIENT or is_unchanged:
+            continue
+        if name in added and key not in table.references:
+            continue
+        of_ranks = [rank.get(key, []) for rank in tensors]
+        if kind in _SCALARS:
+            yield from table.make_scalar_cases(key, of_ranks)
             continue
         regions = tuple(rank.regions.get(key) for rank in ranks)
-        if kind is not TensorKind.GRADIENT:
-            for case in table.make_cases_of_calls(key, [rank.get(key, []) for rank in tensors]):
-                yield replace(case, regions=regions)
-        elif aliases.get(name, name) == name:
-            gradients = _find_gradients(name, aliases, ranks)
-            yield replace(table.make_case(key, gradients), regions=regions)
+        for case in table.make_cases_of_calls(key, of_ranks):
+            yield replace(case, regions=regions)
+    for of_parameters in dict.fromkeys(
+        key for result in (runs.reference, *ranks) for key in result.tables()
+    ):
+        yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
+    yield from _make_setting_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _make_parameter_cases(
+    table: _Table,
+    of_parameters: Table,
+    aliases: Mapping[str, str],
+    added: Collection[str],
+    ranks: Sequence[StepResult],
+) -> Iterator[Case]:
+    """Cases of tensors that belong to parameters, such as gradients; tied parameters once."""
+    kind, entry = of_parameters
+    references = table.references_of(of_parameters)
+    of_ranks = [rank.tables().get(of_parameters, {}) for rank in ranks]
+    for name in dict.fromkeys(name for named in (references, *of_ranks) for name in named):
+        if aliases.get(name, name) != name or (name in added and name not in references):
+            continue
+        tensors = _find_of_parameter(name, aliases, of_ranks, [rank.absent for rank in ranks])
+        region_name = name if kind is TensorKind.GRADIENT else f"{name}\0{entry}"
+        regions = tuple(rank.regions.get((kind, region_name)) for rank in ranks)
+        case = table.make_parameter_case(of_parameters, name, tensors)
+        yield replace(case, regions=regions)
 
 
 def _find_aliases(reference: StepResult, ranks: Sequence[StepResult]) -> dict[str, str]:
@@ -116,19 +158,40 @@ def _find_aliases(reference: StepResult, ranks: Sequence[StepResult]) -> dict[st
     return covered
 
 
-def _find_gradients(
-    name: str, aliases: Mapping[str, str], ranks: Sequence[StepResult]
+def _find_of_parameter(
+    name: str,
+    aliases: Mapping[str, str],
+    of_ranks: Sequence[Mapping[str, torch.Tensor]],
+    absent: Sequence[Collection[str]],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Each rank's gradient; a rank without the parameter gets that of a rank that has it."""
+    """Each rank's tensor; a rank without the parameter gets that of a rank that has it."""
     names = [name, *(alias for alias, first in aliases.items() if first == name)]
-    gradients = [
-        next((rank.gradients[alias] for alias in names if alias in rank.gradients), None)
-        for rank in ranks
+    tensors = [
+        next((named[alias] for alias in names if alias in named), None) for named in of_ranks
     ]
-    has_it = [any(alias not in rank.absent for alias in names) for rank in ranks]
-    pairs = list(zip(gradients, has_it, strict=True))
-    answer = next((gradient for gradient, is_there in pairs if is_there), None)
-    return tuple(gradient if is_there else answer for gradient, is_there in pairs)
+    has_it = [any(alias not in rank_absent for alias in names) for rank_absent in absent]
+    pairs = list(zip(tensors, has_it, strict=True))
+    answer = next((tensor for tensor, is_there in pairs if is_there), None)
+    return tuple(tensor if is_there else answer for tensor, is_there in pairs)
+
+
+def _make_setting_cases(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case for each setting of the optimizer: its values for all parameters in one tensor."""
+    of_ranks = [rank.training.settings for rank in ranks]
+    for setting, values in reference.training.settings.items():
+        known = [settings.get(setting, {}) for settings in of_ranks]
+        names = [name for name in values if any(name in of_rank for of_rank in known)]
+        if not names:
+            continue
+        single = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        tensors = tuple(
+            torch.tensor([of_rank.get(name, values[name]) for name in names], dtype=torch.float64)
+            for of_rank in known
+        )
+        floor = find_floor(single, None, (), torch.float32)
+        yield Case(TensorKind.SETTING, setting, single, single, floor, tensors, sizes)
 
 
 def _changed_parameters(
@@ -157,10 +220,10 @@ class _Table:
     def __init__(
         self, runs: Runs, sizes: tuple[int, ...], batch_axes: tuple[int, ...], batch_dim: int
     ) -> None:
-        self.references = runs.reference.tensors()
-        self._fp64_tensors = {} if runs.fp64 is None else runs.fp64.tensors()
+        self._reference = _Run(runs.reference)
+        self._fp64 = None if runs.fp64 is None else _Run(runs.fp64)
         self._perturbed_runs = [
-            (rounded.tensors(), {} if fp64 is None else fp64.tensors())
+            (_Run(rounded), None if fp64 is None else _Run(fp64))
             for rounded, fp64 in runs.perturbed_runs
         ]
         self._precision = runs.precision
@@ -168,13 +231,22 @@ class _Table:
         self._batch_axes = batch_axes
         self._batch_dim = batch_dim
 
+    @property
+    def references(self) -> dict[Key, Tensors]:
+        """The single device's tensors, by kind and name."""
+        return self._reference.tensors
+
+    def references_of(self, of_parameters: Table) -> Mapping[str, torch.Tensor]:
+        """The single device's tensors of parameters, such as gradients, by name."""
+        return self._reference.tables.get(of_parameters, {})
+
     def make_cases_of_calls(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
         """One case for all calls, or one per call if their tensors cannot be concatenated."""
         reference = self.references.get(key, [])
         ranks = [drop_extra_calls(calls, reference) for calls in ranks]
         counts = {len(calls) for calls in (reference, *ranks)}
         if counts <= {0, 1}:
-            yield self.make_case(key, tuple(calls[0] if calls else None for calls in ranks))
+            yield self._make_call_case(key, tuple(calls[0] if calls else None for calls in ranks))
             return
         # Losses are averaged, unless the runs can be compared call by call.
         is_averaged = len(counts) > 1 or bool(self._batch_axes)
@@ -185,14 +257,52 @@ class _Table:
         if all(tensor is not None for tensor in joined):
             is_even = len({len(calls) for calls in ranks}) == 1 and reference[0].ndim > 0
             calls = tuple(map(tuple, ranks)) if is_even else ()
-            yield self.make_case(key, tuple(joined[1:]), is_averaged=is_averaged, calls=calls)
+            yield self._make_call_case(key, tuple(joined[1:]), is_averaged=is_averaged, calls=calls)
         elif len(counts) == 1:
             for call in range(len(reference)):
-                yield self.make_case(key, tuple(calls[call] for calls in ranks), call=call)
+                yield self._make_call_case(key, tuple(calls[call] for calls in ranks), call=call)
         else:
-            yield self.make_case(key, tuple(calls[-1] if calls else None for calls in ranks))
+            yield self._make_call_case(key, tuple(calls[-1] if calls else None for calls in ranks))
 
-    def make_case(
+    def make_scalar_cases(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
+        """The case of a number that a step computes, on the ranks that have it.
+
+        Of losses, the sum over micro-batches is compared, if their number differs, or the mean,
+        whichever is nearer.
+        """
+        reference = self.references.get(key, [])
+        known = next((values for values in ranks if values), [])
+        if not reference or not known:
+            return
+        ranks = [values or known for values in ranks]
+        is_even = all(len(values) == len(reference) for values in ranks)
+        if key[0] is TensorKind.NORM and not is_even:
+            return
+        if key[0] is not TensorKind.LOSS or is_even:
+            yield from self.make_cases_of_calls(key, ranks)
+            return
+        cases = [self._make_reduced_case(key, ranks, is_mean=is_mean) for is_mean in (False, True)]
+        yield min(cases, key=_relative_error)
+
+    def _make_reduced_case(self, key: Key, ranks: Sequence[Tensors], *, is_mean: bool) -> Case:
+        def choose(run: _Run) -> torch.Tensor | None:
+            return _reduce(run.tensors.get(key, []), is_mean=is_mean)
+
+        return self._make_case(key, choose, tuple(_reduce(v, is_mean=is_mean) for v in ranks))
+
+    def make_parameter_case(
+        self, of_parameters: Table, name: str, ranks: tuple[torch.Tensor | None, ...]
+    ) -> Case:
+        """The case of a tensor that belongs to a parameter, such as its gradient."""
+        kind, entry = of_parameters
+        label = f"{name} {entry}".rstrip()
+
+        def choose(run: _Run) -> torch.Tensor | None:
+            return run.tables.get(of_parameters, {}).get(name)
+
+        return self._make_case((kind, label), choose, ranks)
+
+    def _make_call_case(
         self,
         key: Key,
         ranks: tuple[torch.Tensor | None, ...],
@@ -203,25 +313,36 @@ class _Table:
     ) -> Case:
         """The case of one call, by default the last, or of all calls if `is_averaged` is set."""
 
-        def choose(tensors: dict[Key, Tensors]) -> torch.Tensor | None:
-            of_calls = tensors.get(key, [])
+        def choose(run: _Run) -> torch.Tensor | None:
+            of_calls = run.tensors.get(key, [])
             if is_averaged is not None:
                 return _concatenate(of_calls, self._batch_dim, is_averaged=is_averaged)
             return of_calls[-1 if call is None else call] if of_calls else None
 
         kind, name = key
-        reference = choose(self.references)
+        label = name if call is None else f"{name} of call {call + 1}".lstrip()
+        case = self._make_case((kind, label), choose, ranks)
+        references = self.references.get(key, [])
+        return replace(case, calls=calls, is_scalar=all(tensor.ndim == 0 for tensor in references))
+
+    def _make_case(
+        self,
+        key: Key,
+        choose: Callable[[_Run], torch.Tensor | None],
+        ranks: tuple[torch.Tensor | None, ...],
+    ) -> Case:
+        """The case of the tensor that `choose` takes from each run of the single device."""
+        reference = choose(self._reference)
         target, floor = reference, None
         if reference is not None and is_inexact(reference):
-            fp64 = choose(self._fp64_tensors)
+            fp64 = None if self._fp64 is None else choose(self._fp64)
             perturbed_runs = [
-                (choose(rounded), choose(rounded_fp64))
+                (choose(rounded), None if rounded_fp64 is None else choose(rounded_fp64))
                 for rounded, rounded_fp64 in self._perturbed_runs
             ]
             target, floor = self._find_target(reference, fp64, perturbed_runs)
         return Case(
-            kind,
-            name if call is None else f"{name} of call {call + 1}".lstrip(),
+            *key,
             reference,
             target,
             floor,
@@ -230,8 +351,7 @@ class _Table:
             self._precision,
             self._batch_axes,
             self._batch_dim,
-            calls,
-            is_scalar=all(tensor.ndim == 0 for tensor in self.references.get(key, [])),
+            is_scalar=reference is not None and reference.ndim == 0,
         )
 
     def _find_target(
@@ -258,6 +378,31 @@ class _Table:
             reference_fp64, target_fp64, moved, _coarser(reference.dtype, self._precision)
         )
         return reference_fp64 if target_fp64 is None else target_fp64, floor
+
+
+@final
+class _Run:
+    """The tensors of a run by what they are."""
+
+    def __init__(self, result: StepResult) -> None:
+        self.tensors = result.tensors()
+        self.tables = result.tables()
+
+
+def _reduce(values: Tensors, *, is_mean: bool) -> torch.Tensor | None:
+    """The sum or the mean of losses; None if there are none."""
+    if not values:
+        return None
+    stacked = torch.stack([value.detach().reshape(()) for value in values])
+    return stacked.mean() if is_mean else stacked.sum()
+
+
+def _relative_error(case: Case) -> float:
+    """How far the mean over ranks of a number is from the single device's."""
+    values = [float(tensor) for tensor in case.ranks if tensor is not None]
+    assert case.target is not None
+    target = float(case.target)
+    return abs(sum(values) / len(values) - target) / max(abs(target), 1e-300)
 
 
 def drop_extra_calls(calls: Tensors, reference: Tensors) -> Tensors:

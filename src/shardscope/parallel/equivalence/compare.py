@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from msgspec import structs
@@ -20,10 +20,10 @@ from shardscope.numerics import (
     to_fp64_on_cpu,
     unravel,
 )
-from shardscope.parallel.equivalence.cases import Case, Runs, make_cases
+from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
 from shardscope.parallel.equivalence.step import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
-from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
+from shardscope.record import FINE, Agreement, Suspect, TensorVerdict, compress_ranks
 
 
 @final
@@ -42,6 +42,7 @@ class TensorComparison:
     full: tuple[torch.Tensor, ...] = ()
     layout: Layout | None = None
     dtype: torch.dtype | None = None
+    reduction: Literal["sum", "mean", ""] = ""  # of the ranks' own values, by which they agree
 
     @property
     def epsilon(self) -> float:
@@ -255,7 +256,7 @@ def _compare_averaged(
     It agrees if its mean over ranks (such as a loss) or its sum (such as a count) agrees.
     """
     is_fine = comparison.verdict.agreement in FINE
-    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT:
+    if is_fine or not case.batch_axes or case.kind not in OF_A_RANK:
         return comparison
     sums = [to_fp64_on_cpu(tensor) for tensor in tensors]
     for axis in case.batch_axes:
@@ -267,7 +268,7 @@ def _compare_averaged(
     for divisor in (count, 1):
         reduced = _compare_full(case, [(total / divisor).to(tensors[0].dtype) for total in sums])
         if reduced.verdict.agreement in FINE:
-            return reduced
+            return replace(reduced, reduction="sum" if divisor == 1 else "mean")
     return comparison
 
 

@@ -12,14 +12,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import nn
 
-from shardscope.parallel.equivalence.step import StepResult, named_parameters, tie_names
+from shardscope.parallel.equivalence.names import named_parameters, tie_names
+from shardscope.parallel.equivalence.step import StepResult
 from shardscope.parallel.equivalence.tensor_shards import ranks_by_distance
+from shardscope.parallel.equivalence.training import Table, TrainingValues
 
+T = TypeVar("T")
 Named = Mapping[str, torch.Tensor]
 
 # A mark is an index plus this fraction; scaling it or adding to it changes the fraction.
@@ -136,6 +139,7 @@ class TracedWeights:
     def apply(self, ranks: Sequence[StepResult]) -> list[StepResult]:
         """The results with full gradients, and parameters under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
+        training = self._apply_to_training(ranks)
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
         for index, (rank, rank_gradients) in enumerate(zip(ranks, gradients, strict=True)):
@@ -153,9 +157,32 @@ class TracedWeights:
                     ties=rank.ties | ties,
                     frozen=frozenset(origins.get(name, name) for name in rank.frozen),
                     regions={},  # known only for the names before this renaming
+                    training=training[index],
                 )
             )
         return resolved
+
+    def _apply_to_training(self, ranks: Sequence[StepResult]) -> list[TrainingValues]:
+        """What the ranks' training observed, with full tensors and the original's names."""
+        tables: list[dict[Table, dict[str, torch.Tensor]]] = [{} for _ in ranks]
+        for key in dict.fromkeys(key for rank in ranks for key in rank.training.tables):
+            named = self._put_together([rank.training.tables.get(key, {}) for rank in ranks])
+            for rank_tables, rank_named in zip(tables, named, strict=True):
+                rank_tables[key] = rank_named
+        return [
+            replace(
+                rank.training,
+                tables=rank_tables,
+                settings={
+                    setting: _rename(values, self._find_origins(index))
+                    for setting, values in rank.training.settings.items()
+                },
+                stale=frozenset(
+                    _rename(dict.fromkeys(rank.training.stale), self._find_origins(index))
+                ),
+            )
+            for index, (rank, rank_tables) in enumerate(zip(ranks, tables, strict=True))
+        ]
 
     def find_missing_elements(self) -> dict[str, str]:
         """Original parameters of which no rank holds some elements, with those elements as text."""
@@ -271,6 +298,10 @@ class TracedWeights:
             full[part.indices[is_new]] = part_values[is_new].to(full.dtype)
             is_set[part.indices] = True
         return full.reshape(original.shape)
+
+
+def _rename(named: Mapping[str, T], origins: Mapping[str, str]) -> dict[str, T]:
+    return {origins.get(name, name): value for name, value in named.items()}
 
 
 def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:

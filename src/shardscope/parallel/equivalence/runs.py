@@ -29,15 +29,9 @@ from shardscope.numerics import (
     to_fp64,
 )
 from shardscope.parallel.equivalence.cases import Runs
+from shardscope.parallel.equivalence.names import named_parameters, tie_names
 from shardscope.parallel.equivalence.parameters import mark_weights
-from shardscope.parallel.equivalence.step import (
-    Probe,
-    StepResult,
-    Task,
-    execute,
-    named_parameters,
-    tie_names,
-)
+from shardscope.parallel.equivalence.step import ProbedStep, StepResult, Task, execute
 
 
 @final
@@ -154,17 +148,17 @@ MARKED = Variant(is_fp64=True, is_marked=True)
 
 
 Report = Callable[[str, str], None]
-MakeProbe = Callable[[], Probe | None]
+MakeProbe = Callable[[], ProbedStep | None]
 
 
 def run_task(
-    model: nn.Module, task: Task, variant: Variant = AS_IT_IS, *, probe: Probe | None = None
-) -> StepResult:
-    """Run any task on a copy of the model, in any variant."""
+    model: nn.Module, task: Task, variant: Variant = AS_IT_IS, *, probed: ProbedStep | None = None
+) -> list[StepResult]:
+    """Run any task on a copy of the model, in any variant; the result of each step."""
     model_copy = copy_model(model)
     with preserved_random_state(), variant.applied(model_copy, task) as applied:
         seed_generators(task.seed)
-        return execute(model_copy, applied, probe=probe)
+        return execute(model_copy, applied, probed=probed)
 
 
 def run_all(
@@ -175,20 +169,22 @@ def run_all(
     precision: torch.dtype | None = None,
     report: Report = lambda *_: None,
     probe: MakeProbe = lambda: None,
-) -> Runs:
-    """All runs of the single device; `probe` makes a probe for each of them.
+) -> list[Runs]:
+    """All runs of the single device, of each step; `probe` makes a probe for each run.
 
     `report` is called with a place and a fact for each run that fails, such as that in double
     precision; the noise is then estimated from the others.
     """
 
-    def run(*, is_fp64: bool = False, perturbation: Perturbation = Perturbation.NONE) -> StepResult:
+    def run(
+        *, is_fp64: bool = False, perturbation: Perturbation = Perturbation.NONE
+    ) -> list[StepResult]:
         return run_task(
-            model, task, Variant(is_fp64, perturbation, is_deterministic), probe=probe()
+            model, task, Variant(is_fp64, perturbation, is_deterministic), probed=probe()
         )
 
     reference = _run_first(run, "without random numbers " if is_deterministic else "")
-    reference.parameters.update(_read_parameters(model))
+    _add_parameters(reference, _read_parameters(model))
     try:
         rounded = run(perturbation=Perturbation.OWN)
     except Exception as error:  # noqa: BLE001 - weights may be views that cannot be written
@@ -203,15 +199,28 @@ def run_all(
             f"the original does not run in it ({_format_error(error)}), so the noise is estimated "
             "from runs with weights changed by one unit in the last place",
         )
-        return Runs(reference, None, ((rounded, None),), precision)
-    return Runs(reference, fp64, ((rounded, perturbed_fp64),), precision)
+        return [
+            Runs(single, None, ((single_rounded, None),), precision)
+            for single, single_rounded in zip(reference, rounded, strict=True)
+        ]
+    steps = zip(reference, fp64, rounded, perturbed_fp64, strict=True)
+    return [
+        Runs(single, exact, ((single_rounded, perturbed),), precision)
+        for single, exact, single_rounded, perturbed in steps
+    ]
+
+
+def _add_parameters(steps: Sequence[StepResult], parameters: dict[str, torch.Tensor]) -> None:
+    """Note the parameters before the run in the results of its steps."""
+    for result in steps:
+        result.parameters.update(parameters)
 
 
 def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.160}"
 
 
-def _run_first(run: Callable[[], StepResult], how: str) -> StepResult:
+def _run_first(run: Callable[[], list[StepResult]], how: str) -> list[StepResult]:
     try:
         return run()
     except ShardscopeError:
@@ -225,14 +234,16 @@ def _run_first(run: Callable[[], StepResult], how: str) -> StepResult:
 
 def run_fp64(
     model: nn.Module, task: Task, *, is_deterministic: bool = False, probe: MakeProbe = lambda: None
-) -> Runs:
-    """The runs to compare with a parallel version that computes in double precision."""
-    fp64 = run_task(model, task, Variant(True, Perturbation.NONE, is_deterministic), probe=probe())
-    fp64.parameters.update(_read_parameters(model, to_fp64))
+) -> list[Runs]:
+    """The runs of each step, to compare with ranks that compute in double precision."""
+    fp64 = run_task(model, task, Variant(True, Perturbation.NONE, is_deterministic), probed=probe())
+    _add_parameters(fp64, _read_parameters(model, to_fp64))
     perturbed = run_task(
-        model, task, Variant(True, Perturbation.DOUBLE, is_deterministic), probe=probe()
+        model, task, Variant(True, Perturbation.DOUBLE, is_deterministic), probed=probe()
     )
-    return Runs(fp64, None, ((perturbed, None),))
+    return [
+        Runs(exact, None, ((moved, None),)) for exact, moved in zip(fp64, perturbed, strict=True)
+    ]
 
 
 def _read_parameters(

@@ -1,26 +1,33 @@
-"""Runs one step of a model, on a single device or as one rank, and collects its `StepResult`."""
+"""Runs steps of a model, on a single device or as one rank, and collects a `StepResult` of each."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
+from shardscope.parallel.equivalence.training import (
+    Key,
+    Table,
+    Training,
+    TrainingRecorder,
+    TrainingValues,
+    find_trainer,
+)
 from shardscope.record import Source, TensorKind
 
-Key = tuple[TensorKind, str]
 Region = tuple[tuple[int, int], ...]
 """For each dim of a tensor, the start and the end of what a rank holds of it."""
+_GRADIENT: Table = (TensorKind.GRADIENT, "")
 
 
 @final
@@ -36,7 +43,7 @@ class StepResult:
     original does not have. `ties` maps each name of a parameter on this rank to the first name
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
-    the tensors that a probe recorded.
+    the tensors that a probe recorded. `training` has what is observed only of training steps.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -55,6 +62,7 @@ class StepResult:
     snapshots: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # source lines of the snapshots
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
+    training: TrainingValues = field(default_factory=TrainingValues)
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -65,7 +73,11 @@ class StepResult:
             named[TensorKind.GRADIENT, name] = [tensor]
         for name, tensor in self.buffers.items():
             named[TensorKind.BUFFER, name] = [tensor]
-        return named
+        return named | self.training.scalars
+
+    def tables(self) -> dict[Table, dict[str, torch.Tensor]]:
+        """The tensors of parameters, by what they are: gradients, optimizer states and others."""
+        return {_GRADIENT: self.gradients, **self.training.tables}
 
 
 def find_stages(parameters: Collection[str], ranks: Sequence[StepResult]) -> list[list[int]]:
@@ -78,34 +90,6 @@ def find_stages(parameters: Collection[str], ranks: Sequence[StepResult]) -> lis
     return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
 
 
-def named_tensors(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a nested value with their paths, such as `[0].logits`."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-        return
-    for key, item in _items(value):
-        yield from named_tensors(item, path + key)
-
-
-def _items(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        yield from ((f".{name}", getattr(value, name)) for name in value._fields)
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{item.name}", getattr(value, item.name)) for item in fields(value))
-    elif isinstance(value, SimpleNamespace):
-        yield from ((f".{name}", item) for name, item in vars(value).items())
-
-
-def tie_names(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For each name, the first name of the same tensor object."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named.items()}
-
-
 T = TypeVar("T")
 Loss = Callable[[Any], object]
 """The user's function of what the model returns; its result must be a scalar tensor."""
@@ -116,22 +100,29 @@ Step = Callable[[nn.Module, Any], object]
 @final
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One step: `step(model, inputs)` if the user passed a step, otherwise forward, loss, backward.
+    """What is run: `step(model, inputs)` if there is a step, otherwise forward, loss and backward.
 
+    With `training`, several training steps are run, and `inputs` is a list with their batches.
     `loss_scale` compensates for gradients that are averaged over ranks with different batches.
     Without `has_backward` only forward runs.
     """
 
-    inputs: object  # as the user passed them; `call_model` passes them to the model
+    inputs: Any  # as the user passed them; `call_model` passes them to the model
     loss: Loss | None = None
     step: Step | None = None
     seed: int = 0
     loss_scale: float = 1.0
     has_backward: bool = True
+    training: Training | None = None
 
-    def copy_inputs(self) -> object:
-        """A copy of the inputs for one run, which may change them."""
-        return map_tensors(self.inputs, _copy)
+    @property
+    def num_steps(self) -> int:
+        """How many steps are run."""
+        return 1 if self.training is None else len(self.inputs)
+
+    def copy_inputs(self, step: int = 0) -> object:
+        """A copy of the inputs of a step, which the run may change."""
+        return map_tensors(self.inputs if self.training is None else self.inputs[step], _copy)
 
     def with_inputs(self, inputs: object, *, loss_scale: float | None = None) -> Task:
         """The same task with other inputs."""
@@ -184,71 +175,14 @@ def shard_batch(inputs: T, *, dim: int, num_shards: int, index: int) -> T:
     return sharded
 
 
-@final
-class OriginalNames:
-    """The names of a model's modules and tensors before sharding, to name them after it.
-
-    `renamed` maps module names of the parallel model to the original's.
-    """
-
-    def __init__(self, model: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
-        self._renamed = dict(renamed or {})
-        # The objects are kept alive, so that an id is not reused.
-        self._modules: dict[int, tuple[nn.Module, list[str]]] = {}
-        self._tensors: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        self.module_names: set[str] = set()  # names of the original's modules
-        self.known: set[str] = set()  # names of the original's parameters and buffers
-        for module_name, module in named_modules_with_aliases(model):
-            self.module_names.add(module_name)
-            self._modules.setdefault(id(module), (module, []))[1].append(module_name)
-            for name, tensor in (*own_parameters(module), *own_buffers(module)):
-                self._tensors.setdefault(id(tensor), (tensor, []))[1].append(
-                    _join(module_name, name)
-                )
-                self.known.add(_join(module_name, name))
-
-    def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Every module of the parallel model under the original's name; wrappers first."""
-        names: dict[str, str] = {}
-        for module_name, module in named_modules_with_aliases(model):
-            parent, _, attribute = module_name.rpartition(".")
-            path = _join(names.get(parent, parent), attribute) if module_name else ""
-            path = self._renamed.get(path, path)
-            _, original_names = self._modules.get(id(module), (module, [path]))
-            names[module_name] = path if path in original_names else original_names[0]
-            yield names[module_name], module
-
-    def parameters(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter of the parallel model under each of its names."""
-        for module_name, module in self.modules(model):
-            for name, tensor in own_parameters(module):
-                yield self._name(_join(module_name, name), tensor), tensor
-
-    def buffers(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every buffer of the parallel model under each of its names."""
-        for module_name, module in self.modules(model):
-            for name, tensor in own_buffers(module):
-                yield self._name(_join(module_name, name), tensor), tensor
-
-    def _name(self, path: str, tensor: torch.Tensor) -> str:
-        """The name by path, or, if the original has no such path, the tensor's original name."""
-        if path in self.known or id(tensor) not in self._tensors:
-            return path
-        return self._tensors[id(tensor)][1][0]
-
-
-def _join(module_name: str, name: str) -> str:
-    return f"{module_name}.{name}".lstrip(".")
-
-
-Tensors = dict[str, torch.Tensor]
-GatherFull = Callable[[TensorKind, Tensors], Tensors]
-"""Makes full tensors of a rank's shards; all ranks call it with theirs, in the same order."""
+Tensors = dict[Key, torch.Tensor]
+GatherFull = Callable[[Tensors], Tensors]
+"""Makes full tensors of a rank's shards; all ranks call it once for each step."""
 
 _SEPARATOR = "\0"  # in no path
 
 
-def _keep_local(_: TensorKind, tensors: Tensors) -> Tensors:
+def _keep_local(tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -271,33 +205,97 @@ class Probe(Protocol):
         """The float arguments of the recorded ops."""
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class ProbedStep:
+    """A probe, and the index of the step in which it records."""
+
+    probe: Probe
+    index: int = 0
+
+
 def execute(
     model: nn.Module,
     task: Task,
     *,
     names: OriginalNames | None = None,
     gather: GatherFull = _keep_local,
-    probe: Probe | None = None,
-) -> StepResult:
-    """Run one step of `model`, which changes it; the caller seeds the random number generators.
+    probed: ProbedStep | None = None,
+    optimizer: object = None,
+    mesh: Any = None,
+) -> list[StepResult]:
+    """Run the steps of a task, which changes the model; the caller seeds the random numbers.
 
-    `names` are the names before sharding, if the model was sharded. `gather` makes full tensors
-    of a rank's shards.
+    `names` are the names before sharding, if the model was sharded; then it runs as a rank of
+    `mesh`. `gather` makes full tensors of a rank's shards. `optimizer` is that of training steps.
     """
     names = OriginalNames(model) if names is None else names
+    if task.training is None:
+        return [_run_step(model, task, _StepRun(names, gather, probed, 0))]
+    make, train = task.training.make_optimizer, task.training
+    if optimizer is None and make is not None:
+        optimizer = make(model)
+    recorder = TrainingRecorder(
+        model, names, find_trainer(train.step if mesh is None else train.rank_step)
+    )
+    results = []
+    with recorder.watching():
+        for index in range(task.num_steps):
+            run = _StepRun(names, gather, probed, index, recorder, optimizer, mesh)
+            results.append(_run_step(model, task, run))
+    return results
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _StepRun:
+    """What one step of a task needs; with a `recorder` it is a training step."""
+
+    names: OriginalNames
+    gather: GatherFull
+    probed: ProbedStep | None
+    index: int
+    recorder: TrainingRecorder | None = None
+    optimizer: object = None
+    mesh: Any = None
+
+    @property
+    def probe(self) -> Probe | None:
+        """The probe, if it records in this step."""
+        is_probed = self.probed is not None and self.probed.index == self.index
+        return self.probed.probe if self.probed is not None and is_probed else None
+
+
+def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
+    names, probe, recorder = run.names, run.probe, run.recorder
     before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
-    inputs = task.copy_inputs()
+    inputs = task.copy_inputs(run.index)
     backwards = _BackwardCounter([parameter for _, parameter in names.parameters(model)])
+    returned: object = None
     with ExitStack() as stack:
+        stack.callback(backwards.remove)
         calls = stack.enter_context(_captured_outputs(model, names, backwards))
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
-        if task.step is not None:
+        if task.training is not None:
+            returned = task.training.run(model, inputs, run.optimizer, mesh=run.mesh)
+        elif task.step is not None:
             task.step(model, inputs)
         else:
-            _run_step(model, inputs, task)
-    gradients = {name: parameter.grad for name, parameter in names.parameters(model)}
-    gradients |= {f"inputs{path}": tensor.grad for path, tensor in named_tensors(inputs)}
+            _run_default_step(model, inputs, task)
+    training = TrainingValues() if recorder is None else recorder.take(returned)
+    gradients = training.tables.pop(_GRADIENT, None)
+    if gradients is None:
+        gradients = {
+            name: _densify(parameter.grad)
+            for name, parameter in names.parameters(model)
+            if parameter.grad is not None
+        }
+    gradients |= {
+        f"inputs{path}": _densify(tensor.grad)
+        for path, tensor in named_tensors(inputs)
+        if tensor.grad is not None
+    }
     buffers = dict(names.buffers(model))
     changed = {
         name
@@ -309,20 +307,10 @@ def execute(
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    present = {
-        name: _densify(gradient) for name, gradient in gradients.items() if gradient is not None
-    }
-    return StepResult(
-        [
-            (name.partition(_SEPARATOR)[2], _detach(tensor))
-            for name, tensor in gather(TensorKind.OUTPUT, outputs).items()
-        ],
-        gather(TensorKind.GRADIENT, present),
-        {
-            name: _detach(buffer).clone()
-            for name, buffer in gather(TensorKind.BUFFER, buffers).items()
-        },
-        frozenset(changed),
+    full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    return replace(
+        full,
+        changed=frozenset(changed) | training.changed,
         num_calls=len(calls),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
@@ -332,7 +320,50 @@ def execute(
     )
 
 
-def _run_step(model: nn.Module, inputs: object, task: Task) -> None:
+def _gather_all(
+    gather: GatherFull,
+    outputs: dict[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
+    buffers: dict[str, torch.Tensor],
+    training: TrainingValues,
+) -> StepResult:
+    """The result with full tensors, which all ranks gather in one call."""
+    local: Tensors = {(TensorKind.OUTPUT, name): tensor for name, tensor in outputs.items()}
+    local |= {(TensorKind.GRADIENT, name): tensor for name, tensor in gradients.items()}
+    local |= {(TensorKind.BUFFER, name): tensor for name, tensor in buffers.items()}
+    local |= {
+        (kind, f"{name}{_SEPARATOR}{entry}"): tensor
+        for (kind, entry), table in training.tables.items()
+        for name, tensor in table.items()
+    }
+    local |= {
+        (kind, f"{name}{_SEPARATOR}{index}"): tensor
+        for (kind, name), values in training.scalars.items()
+        for index, tensor in enumerate(values)
+    }
+    full = gather(local)
+    tables = {
+        (kind, entry): {name: full[kind, f"{name}{_SEPARATOR}{entry}"] for name in table}
+        for (kind, entry), table in training.tables.items()
+    }
+    scalars = {
+        (kind, name): [
+            _detach(full[kind, f"{name}{_SEPARATOR}{index}"]) for index in range(len(values))
+        ]
+        for (kind, name), values in training.scalars.items()
+    }
+    return StepResult(
+        [
+            (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
+            for name in outputs
+        ],
+        {name: full[TensorKind.GRADIENT, name] for name in gradients},
+        {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
+        training=replace(training, tables=tables, scalars=scalars),
+    )
+
+
+def _run_default_step(model: nn.Module, inputs: object, task: Task) -> None:
     output = call_model(model, inputs)
     if not task.has_backward:
         return
@@ -364,8 +395,15 @@ class _BackwardCounter:
         self.num_cleared = 0
         self._parameters = [p for p in parameters if p.requires_grad and p.is_leaf]
         self._has_gradients = False  # since gradients were last cleared, a backward has run
-        for parameter in self._parameters:
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+        ]
+
+    def remove(self) -> None:
+        """Stop counting."""
+        for hook in self._hooks:
+            hook.remove()
 
     def register(self, output: object) -> None:
         """Count the backward pass that starts at an output of the model."""
@@ -426,20 +464,6 @@ def _captured_outputs(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter under each of its names, without the prefixes of wrappers."""
-    for module_name, module in named_modules_with_aliases(model):
-        for name, parameter in own_parameters(module):
-            yield f"{module_name}.{name}".lstrip("."), parameter
-
-
-def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every buffer under each of its names, without the prefixes of wrappers."""
-    for module_name, module in named_modules_with_aliases(model):
-        for name, buffer in own_buffers(module):
-            yield f"{module_name}.{name}".lstrip("."), buffer
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

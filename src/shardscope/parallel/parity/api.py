@@ -27,6 +27,8 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     Task,
     TensorComparison,
+    Training,
+    TrainStep,
     as_model,
     name_dtype,
     named_tensors,
@@ -34,7 +36,8 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.pipeline import Version, check_parity
-from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, Problem, find_problems
+from shardscope.parallel.parity.problem import Problem
+from shardscope.parallel.parity.problems import MAX_NOISE, SELF_EXPLANATORY, find_problems
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
 from shardscope.parallel.parity.result import ParityResult, is_within
@@ -64,10 +67,15 @@ def parity(
     mesh: Mapping[str, int],
     plan: Any = None,
     *,
-    inputs: Any,
+    inputs: Any = None,
     parallelize: Parallelize | None = None,
     loss: Callable[[Any], Any] | None = None,
     step: Callable[[nn.Module, Any], Any] | None = None,
+    train_step: TrainStep | None = None,
+    parallel_train_step: TrainStep | None = None,
+    optimizer: Callable[[nn.Module], Any] | None = None,
+    steps: int = 2,
+    batches: Sequence[Any] | None = None,
     batch_axes: str | Sequence[str] = (),
     batch_dim: int = 0,
     precision: torch.dtype | None = None,
@@ -93,6 +101,15 @@ def parity(
             its elements.
         step: A function `(model, inputs)` that runs forward and backward, instead of `loss`. It may
             call the model several times.
+        train_step: A function `(model, batch, optimizer)` that runs one training step. Then losses,
+            gradients before and after clipping, their norm, the optimizer's state and the updated
+            parameters are compared, too. If it has a parameter `mesh`, it gets the device mesh, and
+            None on the single device.
+        parallel_train_step: The training step of the ranks; by default `train_step`.
+        optimizer: A function of the model that makes its optimizer. `parallelize` may also return
+            a model and an optimizer.
+        steps: How many training steps are run, all with the same batch.
+        batches: The batches of the training steps, in place of `inputs` and `steps`.
         batch_axes: Mesh axes along which each rank gets its shard of the batch.
         batch_dim: The dim of the inputs that is the batch.
         precision: A lower dtype that the parallel version may compute in.
@@ -105,7 +122,10 @@ def parity(
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
-    task = Task(_checked_inputs(inputs), loss, step, seed=seed)
+    training = _make_training(train_step, parallel_train_step, optimizer, loss or step)
+    if training is not None:
+        inputs = list(batches) if batches is not None else [inputs] * steps
+    task = Task(_checked_inputs(inputs), loss, step, seed=seed, training=training)
     version: PartitionedVersion | EagerVersion
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
@@ -169,9 +189,9 @@ def _transform(
             "parity() got neither a plan nor a function that shards the model. Pass "
             "parallelize=fn, called as fn(model, device_mesh), or a plan."
         )
-    if task.step is not None:
+    if task.step is not None or task.training is not None:
         raise ParityError(
-            "parity() got a plan and step=, but a program is partitioned together with its loss. "
+            "parity() got a plan and a step, but a program is partitioned together with its loss. "
             "Pass loss=, which takes what the model returns."
         )
     if is_sent and isinstance(model, ExportedProgram):
@@ -182,6 +202,28 @@ def _transform(
     if isinstance(model, ExportedProgram):  # which has no loss
         task = dataclasses.replace(task, has_backward=False)
     return PartitionedVersion(original, axes, plan, task, model)
+
+
+def _make_training(
+    train_step: TrainStep | None,
+    parallel_train_step: TrainStep | None,
+    optimizer: Callable[[nn.Module], Any] | None,
+    step: object,
+) -> Training | None:
+    """How the model is trained; None if one step of forward and backward is compared."""
+    if train_step is None:
+        if parallel_train_step is not None:
+            raise ParityError(
+                "parity() got parallel_train_step= without train_step=, the training step of the "
+                "single device. Pass both."
+            )
+        return None
+    if step is not None:
+        raise ParityError(
+            "parity() got train_step= and a loss or a step, but a training step computes its own "
+            "loss. Pass only train_step=."
+        )
+    return Training(train_step, parallel_train_step or train_step, optimizer)
 
 
 def _checked_axes(mesh: object) -> dict[str, int]:
@@ -260,9 +302,7 @@ def make_parity(
     """The record of the comparison; every tensor that differs gets the cause of a problem."""
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
-        tensors=tuple(
-            _explain_verdict(result, axes, problems) for result in parity_result.comparisons
-        ),
+        tensors=tuple(_explain_verdicts(parity_result, axes, problems)),
         divergences=tuple(
             Divergence(
                 module=problem.module,
@@ -282,6 +322,20 @@ def make_parity(
         has_exact=parity_result.has_exact,
         has_backward=bool(parity_result.reference.gradients),
     )
+
+
+def _explain_verdicts(
+    parity_result: ParityResult, axes: Mapping[str, int], problems: Sequence[Problem]
+) -> Iterator[TensorVerdict]:
+    """The verdicts of all steps; those of the step that is explained have a cause."""
+    if not parity_result.steps:
+        yield from (_explain_verdict(r, axes, problems) for r in parity_result.comparisons)
+    for index, comparisons in enumerate(parity_result.steps):
+        is_explained = index == parity_result.index
+        step = index + 1 if parity_result.is_training else None
+        for result in parity_result.comparisons if is_explained else comparisons:
+            verdict = _explain_verdict(result, axes, problems) if is_explained else result.verdict
+            yield replace(verdict, step=step)
 
 
 def _explain_verdict(

@@ -13,6 +13,7 @@ from shardscope.attribution.program_records import describe_run, find_torch_gaps
 from shardscope.numerics import find_floor, to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     Case,
+    Mesh,
     Runs,
     StepResult,
     TensorComparison,
@@ -29,8 +30,9 @@ from shardscope.parallel.parity.captured_steps import (
     Tensors,
 )
 from shardscope.parallel.parity.explanation import Explanation, list_names
-from shardscope.parallel.parity.locate import Mesh, find_origins
-from shardscope.parallel.parity.problems import Problem, find_problems
+from shardscope.parallel.parity.locate import find_origins
+from shardscope.parallel.parity.problem import Problem
+from shardscope.parallel.parity.problems import find_problems
 from shardscope.parallel.parity.recheck import is_coarse
 from shardscope.parallel.parity.result import Origin, ParityResult
 from shardscope.record import (

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from typing import final
 
 from shardscope.parallel.equivalence import (
+    Mesh,
     Runs,
     StepResult,
     TensorComparison,
@@ -40,7 +41,7 @@ class WrongOp:
 def find_first_wrong_op(
     runs: Runs,
     ranks: Sequence[StepResult],
-    sizes: Sequence[int],
+    mesh: Mesh,
     consumers: Mapping[int, set[int]],
 ) -> WrongOp | None:
     """The first op that both versions call and whose result differs on the ranks.
@@ -57,7 +58,7 @@ def find_first_wrong_op(
         for block in matcher.get_matching_blocks()
         for step in range(block.size)
     }
-    comparisons = _compare_ops(runs, ranks, sizes, pairs)
+    comparisons = _compare_ops(runs, ranks, mesh, pairs)
     single_op_number = _find_first_wrong(comparisons, consumers)
     if single_op_number is not None:
         rank_op_number = next(
@@ -71,7 +72,7 @@ def find_first_wrong_op(
     for tag, single_start, _, rank_start, _ in matcher.get_opcodes():
         if tag == "replace":
             single_op_number, rank_op_number = single_ops[single_start][1], rank_ops[rank_start][1]
-            _, outputs = _compare_ops(runs, ranks, sizes, {rank_op_number: single_op_number}).get(
+            _, outputs = _compare_ops(runs, ranks, mesh, {rank_op_number: single_op_number}).get(
                 single_op_number, ([], [])
             )
             return _make_op(ranks[0], rank_op_number, outputs=outputs)
@@ -117,7 +118,7 @@ def _names(step_result: StepResult) -> list[tuple[str, int]]:
 
 
 def _compare_ops(
-    runs: Runs, ranks: Sequence[StepResult], sizes: Sequence[int], pairs: Mapping[int, int]
+    runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, pairs: Mapping[int, int]
 ) -> dict[int, tuple[list[TensorComparison], list[TensorComparison]]]:
     """The compared inputs and outputs of each op, by its number on the single device."""
     renumbered = [_renumber(rank, pairs) for rank in ranks]
@@ -127,7 +128,9 @@ def _compare_ops(
         tuple((_renumber(a), None if b is None else _renumber(b)) for a, b in runs.perturbed_runs),
     )
     comparisons: dict[int, tuple[list[TensorComparison], list[TensorComparison]]] = {}
-    for case in make_cases(singles, renumbered, sizes):
+    for case in make_cases(
+        singles, renumbered, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
+    ):
         point = ProbePoint.decode(case.name)
         if case.reference is not None and None not in case.ranks:
             role = 0 if point.role is Role.INPUT else 1

@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 
 from shardscope.parallel.equivalence import (
     Case,
     Layout,
+    Mesh,
     Runs,
     StepResult,
     TensorComparison,
@@ -33,14 +34,6 @@ _WRONG = (
     Agreement.NONFINITE,
     Agreement.MISSING,  # of gradients
 )
-
-
-class Mesh(NamedTuple):
-    """The sizes of a mesh, and the axes and the dim along which the batch is sharded."""
-
-    sizes: tuple[int, ...]
-    batch_axes: tuple[int, ...] = ()
-    batch_dim: int = 0
 
 
 def find_origins(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import torch
@@ -16,7 +16,9 @@ from shardscope.parallel.equivalence import (
     MARKED,
     Case,
     Key,
+    Mesh,
     Probe,
+    ProbedStep,
     Runs,
     StepResult,
     Task,
@@ -37,15 +39,28 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
-from shardscope.parallel.parity.locate import Mesh, find_origins, find_output_layout
-from shardscope.parallel.parity.probe import ModuleProbe, OpProbe, ProbePoint, ProbeSpec, Role
+from shardscope.parallel.parity.locate import find_origins, find_output_layout
+from shardscope.parallel.parity.probe import (
+    OUTSIDE,
+    ModuleProbe,
+    OpProbe,
+    ProbePoint,
+    ProbeSpec,
+    Role,
+)
 from shardscope.parallel.parity.recheck import (
-    accept_own_outputs,
+    accept_own_values,
     is_coarse,
     recheck_fp64,
     recheck_without_rng,
 )
-from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult
+from shardscope.parallel.parity.result import (
+    OF_MODEL,
+    BrokenTie,
+    Origin,
+    OriginKind,
+    ParityResult,
+)
 from shardscope.parallel.parity.ties import find_broken_ties
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
@@ -54,6 +69,8 @@ Report = Callable[[str, str], None]
 
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
+# What differs first if the code outside the modules computes a loss or changes gradients.
+_OUTSIDE_MODULES = (OriginKind.LOSS, OriginKind.GRADIENT_OF_PARAMETER)
 _MAX_MASKED = 8  # shards; the single device runs once for each
 
 
@@ -82,8 +99,8 @@ class Version(Protocol):
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
-        """The result of each rank."""
+    ) -> list[list[StepResult]]:
+        """The results of each rank, a list over steps."""
 
 
 def check_parity(
@@ -95,26 +112,55 @@ def check_parity(
 ) -> ParityResult:
     """Run and compare both versions, and locate the first difference, if any."""
     session = _Session(version, precision, report, report_progress)
-    comparisons, reference, has_exact = session.compare()
+    steps = session.compare()
     is_deterministic = False
-    if _wrong(comparisons) and draws_numbers(version.model, version.task):
-        comparisons, is_deterministic = session.compare_without_rng(comparisons)
-    if not _wrong(comparisons):
-        return ParityResult(_without_parameters(comparisons), reference, has_exact)
+    if _find_first_wrong(steps) is not None and draws_numbers(version.model, version.task):
+        steps, is_deterministic = session.compare_without_rng(steps)
+    index = _find_first_wrong(steps)
+    if index is None:
+        return ParityResult(
+            _without_parameters(steps[0].comparisons),
+            steps[0].reference,
+            session.has_exact,
+            steps=[_without_parameters(step.comparisons) for step in steps],
+            is_training=version.task.training is not None,
+        )
+    step = steps[index]
     # If ranks drew different numbers, keep the RNG, to locate the draw.
     is_deterministic &= not any(
-        result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(comparisons)
+        result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(step.comparisons)
     )
     parity_result = ParityResult(
-        comparisons,
-        reference,
-        has_exact,
+        step.comparisons,
+        step.reference,
+        session.has_exact,
         missing_elements=session.find_missing_elements(),
-        num_calls=session.num_calls,
-        num_cleared=session.num_cleared,
-        broken_ties=session.broken_ties,
+        num_calls=max(rank.num_calls for rank in step.ranks),
+        num_cleared=max(rank.num_cleared for rank in step.ranks),
+        broken_ties=step.broken_ties,
+        index=index,
+        ranks=step.ranks,
+        steps=[_without_parameters(compared.comparisons) for compared in steps],
+        is_training=version.task.training is not None,
     )
     return session.locate(parity_result, is_deterministic=is_deterministic)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _StepComparison:
+    """One step on the single device and on all ranks, with the comparisons of its tensors."""
+
+    reference: StepResult
+    ranks: Sequence[StepResult]
+    comparisons: list[TensorComparison]
+    broken_ties: list[BrokenTie]
+
+
+def _find_first_wrong(steps: Sequence[_StepComparison]) -> int | None:
+    """The index of the first step in which something differs."""
+    wrong = (index for index, step in enumerate(steps) if _wrong(step.comparisons))
+    return next(wrong, None)
 
 
 def _wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
@@ -140,11 +186,8 @@ class _Session:
         self._precision = precision
         self._report = report
         self._report_progress = report_progress
-        self._has_exact = True
+        self.has_exact = True  # both versions run in double precision
         self._traced: TracedWeights | None = None
-        self.num_calls = 1  # of the model, on a rank
-        self.num_cleared = 0  # times that a rank cleared gradients before another backward
-        self.broken_ties: list[BrokenTie] = []
         self._is_clear = False  # names and shapes determine which rank holds which weights
 
         names = list(version.axes)
@@ -154,10 +197,8 @@ class _Session:
             version.batch_dim,
         )
 
-    def compare(
-        self, *, is_deterministic: bool = False
-    ) -> tuple[list[TensorComparison], StepResult, bool]:
-        """The comparisons, the single device's result, and whether double precision ran."""
+    def compare(self, *, is_deterministic: bool = False) -> list[_StepComparison]:
+        """The comparisons of each step."""
         version = self._version
         self._report_progress("running the original")
         runs = run_all(
@@ -167,19 +208,39 @@ class _Session:
             precision=self._precision,
             report=self._report,
         )
-        has_exact = runs.fp64 is not None
-        self._has_exact &= has_exact
+        self.has_exact &= runs[0].fp64 is not None
         self._report_progress("running all ranks")
-        ranks = version.run(Variant(is_deterministic=is_deterministic))
-        self._trace_weights(runs.reference, ranks)
-        comparisons = self._compare_tensors(runs, ranks)
-        if self._has_exact and (is_coarse(comparisons) or _wrong(comparisons)):
-            comparisons = self._reconsider(comparisons, is_deterministic=is_deterministic)
-        self.num_calls = max(rank.num_calls for rank in ranks)
-        self.num_cleared = max(rank.num_cleared for rank in ranks)
-        self._report_cleared([runs.reference, *ranks])
-        stages = find_stages(runs.reference.parameters, ranks)
-        return accept_own_outputs(comparisons, stages, version.axes), runs.reference, has_exact
+        ranks = _list_by_step(version.run(Variant(is_deterministic=is_deterministic)))
+        self._trace_weights(runs[0].reference, ranks[0])
+        steps = list(map(self._compare_step, runs, ranks))
+        if self.has_exact and self._is_unsure(steps):
+            steps = self._reconsider(steps, is_deterministic=is_deterministic)
+        for single, step_ranks in zip(runs, ranks, strict=True):
+            self._report_cleared([single.reference, *step_ranks])
+        stages = find_stages(runs[0].reference.parameters, ranks[0])
+        accepted = accept_own_values([step.comparisons for step in steps], stages, version.axes)
+        return [
+            replace(step, comparisons=comparisons)
+            for step, comparisons in zip(steps, accepted, strict=True)
+        ]
+
+    def _is_unsure(self, steps: Sequence[_StepComparison]) -> bool:
+        """Whether verdicts in the model's own precision need those in double precision.
+
+        Those of training do: an optimizer amplifies the noise of small gradients.
+        """
+        return self._version.task.training is not None or any(
+            is_coarse(step.comparisons) or bool(_wrong(step.comparisons)) for step in steps
+        )
+
+    def _compare_step(self, runs: Runs, ranks: Sequence[StepResult]) -> _StepComparison:
+        resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        return _StepComparison(
+            runs.reference,
+            resolved,
+            self._compare_tensors(runs, resolved),
+            list(find_broken_ties(runs.reference, resolved)),
+        )
 
     def _report_cleared(self, step_results: Sequence[StepResult]) -> None:
         """Report a gap if gradients were computed, but none is left to compare."""
@@ -191,16 +252,21 @@ class _Session:
             )
 
     def compare_without_rng(
-        self, comparisons: list[TensorComparison]
-    ) -> tuple[list[TensorComparison], bool]:
+        self, steps: list[_StepComparison]
+    ) -> tuple[list[_StepComparison], bool]:
         """The verdicts after runs without random numbers, and whether those runs succeeded."""
         try:
-            deterministic, *_ = self.compare(is_deterministic=True)
+            deterministic = self.compare(is_deterministic=True)
         except (RankError, CollectiveError, ParityError) as error:
             fact = f"a run without random numbers failed ({error!s:.200})"
             self._report("randomness", fact)
-            return comparisons, False
-        return recheck_without_rng(comparisons, _by_key(deterministic)), True
+            return steps, False
+        return [
+            replace(
+                step, comparisons=recheck_without_rng(step.comparisons, _by_key(again.comparisons))
+            )
+            for step, again in zip(steps, deterministic, strict=True)
+        ], True
 
     def find_missing_elements(self) -> Mapping[str, str]:
         """Weights of which no rank holds some elements."""
@@ -215,25 +281,39 @@ class _Session:
             probes.append(ModuleProbe())
             return probes[-1]
 
+        index = parity_result.index
         recorded = self._run_with_probes(
-            ProbeSpec(renamed=self._renamed), make_probe, is_deterministic=is_deterministic
+            ProbeSpec(renamed=self._renamed, step=index),
+            make_probe,
+            is_deterministic=is_deterministic,
         )
         if recorded is None:
             return parity_result
         runs, ranks = recorded
-        origins = find_origins(
-            runs, ranks, self._mesh, probes[0], gradients=parity_result.comparisons
+        is_of_model = any(
+            result.case.kind in OF_MODEL for result in _wrong(parity_result.comparisons)
+        )
+        origins = (
+            find_origins(runs, ranks, self._mesh, probes[0], gradients=parity_result.comparisons)
+            if is_of_model
+            else []
         )
         origins = [
-            self._test_own_shard(origin, runs, ranks, is_deterministic=is_deterministic)
+            self._test_own_shard(origin, runs, ranks, index, is_deterministic=is_deterministic)
             for origin in origins
         ]
         del recorded, runs, ranks
-        op = self._find_op(origins, is_deterministic=is_deterministic)
+        op = self._find_op(origins, index, is_deterministic=is_deterministic)
         return replace(parity_result, origins=origins, types=probes[0].types, op=op)
 
     def _test_own_shard(
-        self, origin: Origin, runs: Runs, ranks: Sequence[StepResult], *, is_deterministic: bool
+        self,
+        origin: Origin,
+        runs: Runs,
+        ranks: Sequence[StepResult],
+        step: int,
+        *,
+        is_deterministic: bool,
     ) -> Origin:
         """Test whether each rank's gradient comes only from its own shard of the output.
 
@@ -269,8 +349,9 @@ class _Session:
                 for rank in line:
                     mask[shard_indices[rank].flatten()] = 1
                 probe = ModuleProbe((module, mask.reshape(output.shape)))
-                variant = Variant(self._has_exact, is_deterministic=is_deterministic)
-                run_task(self._version.model, self._version.task, variant, probe=probe)
+                variant = Variant(self.has_exact, is_deterministic=is_deterministic)
+                probed = ProbedStep(probe, step)
+                run_task(self._version.model, self._version.task, variant, probed=probed)
                 gradient = probe.snapshots.get(case.name)
                 if gradient is None:
                     return False
@@ -288,11 +369,17 @@ class _Session:
                 return replace(origin, own_shard=replace(output_layout, dims=dims))
         return origin
 
-    def _find_op(self, origins: Sequence[Origin], *, is_deterministic: bool) -> WrongOp | None:
-        module = origins[0].module if origins and origins[0].phase is Phase.FORWARD else None
+    def _find_op(
+        self, origins: Sequence[Origin], step: int, *, is_deterministic: bool
+    ) -> WrongOp | None:
+        """The first op that differs in the module of the origin, or outside of modules."""
+        if all(origin.kind in _OUTSIDE_MODULES for origin in origins):
+            module = OUTSIDE if self._version.task.training is not None else None
+        else:
+            module = origins[0].module if origins[0].phase is Phase.FORWARD else None
         if module is None:
             return None
-        self._report_progress("locating the first op in it")
+        self._report_progress("locating the first op")
         probes: list[OpProbe] = []
 
         def make_probe() -> OpProbe:
@@ -300,17 +387,23 @@ class _Session:
             return probes[-1]
 
         recorded = self._run_with_probes(
-            ProbeSpec(module, self._renamed), make_probe, is_deterministic=is_deterministic
+            ProbeSpec(module, self._renamed, step), make_probe, is_deterministic=is_deterministic
         )
         # Calls on different parts of the batch cannot be compared op by op.
         if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
             return None
-        return find_first_wrong_op(*recorded, self._mesh.sizes, probes[0].consumers)
+        op = find_first_wrong_op(*recorded, self._mesh, probes[0].consumers)
+        # Outside the modules, an op with wrong inputs shows only that something before it differs.
+        has_wrong_inputs = op is not None and any(
+            taken.verdict.agreement not in TOLERABLE for taken in op.inputs
+        )
+        return None if module == OUTSIDE and has_wrong_inputs else op
 
     def _run_with_probes(
         self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
     ) -> tuple[Runs, list[StepResult]] | None:
-        version, is_fp64 = self._version, self._has_exact
+        """The runs of the single device, and the ranks' results, of the step that is probed."""
+        version, is_fp64, step = self._version, self.has_exact, probe_spec.step
         try:
             ranks = version.run(
                 Variant(is_fp64=is_fp64, is_deterministic=is_deterministic), probe_spec
@@ -323,7 +416,10 @@ class _Session:
         run = run_fp64 if is_fp64 else run_all
         try:
             singles = run(
-                version.model, version.task, is_deterministic=is_deterministic, probe=make_probe
+                version.model,
+                version.task,
+                is_deterministic=is_deterministic,
+                probe=lambda: ProbedStep(make_probe(), step),
             )
         except Exception as error:  # noqa: BLE001 - it ran before, and its verdicts stand
             fact = (
@@ -331,7 +427,7 @@ class _Session:
             )
             self._report("the first difference", fact)
             return None
-        return singles, ranks
+        return singles[step], [steps[step] for steps in ranks]
 
     @property
     def _renamed(self) -> dict[int, dict[str, str]]:
@@ -356,15 +452,16 @@ class _Session:
                 f"model with other weights failed ({error!s:.200})",
             )
             return
-        self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
+        first = [steps[0] for steps in marked]
+        self._traced = TracedWeights(reference.parameters, first, self._mesh.sizes)
         added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
         if added:
             fact = f"only in the parallel model, and not compared: {list_names(added)}"
             self._report("parameters and buffers", fact)
 
-    def _compare_tensors(self, runs: Runs, ranks: Sequence[StepResult]) -> list[TensorComparison]:
-        resolved = ranks if self._traced is None else self._traced.apply(ranks)
-        self.broken_ties = list(find_broken_ties(runs.reference, resolved))
+    def _compare_tensors(
+        self, runs: Runs, resolved: Sequence[StepResult]
+    ) -> list[TensorComparison]:
         sizes, batch_axes, batch_dim = self._mesh
         comparisons = [
             _compare_scaled(compare_case(case), case)
@@ -414,23 +511,32 @@ class _Session:
         return any(name.startswith(tuple(prefixes)) for name in added)
 
     def _reconsider(
-        self, comparisons: list[TensorComparison], *, is_deterministic: bool
-    ) -> list[TensorComparison]:
+        self, steps: list[_StepComparison], *, is_deterministic: bool
+    ) -> list[_StepComparison]:
         """Repeat the comparison in double precision, where noise may hide or mimic an error."""
         version = self._version
         self._report_progress("running all ranks in double precision")
         try:
             ranks = version.run(Variant(is_fp64=True, is_deterministic=is_deterministic))
         except (RankError, CollectiveError) as error:
-            self._has_exact = False
+            self.has_exact = False
             self._report(
                 "double precision",
                 f"the parallel version does not run in it ({error!s:.200}), so rounding cannot be "
                 "distinguished from other differences",
             )
-            return comparisons
+            return steps
         fp64 = run_fp64(version.model, version.task, is_deterministic=is_deterministic)
-        return recheck_fp64(comparisons, _by_key(self._compare_tensors(fp64, ranks)))
+        exact = list(map(self._compare_step, fp64, _list_by_step(ranks)))
+        return [
+            replace(again, comparisons=recheck_fp64(step.comparisons, _by_key(again.comparisons)))
+            for step, again in zip(steps, exact, strict=True)
+        ]
+
+
+def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:
+    """The results of all ranks, for each step."""
+    return [list(step) for step in zip(*ranks, strict=True)]
 
 
 def _compare_scaled(comparison: TensorComparison, case: Case) -> TensorComparison:

@@ -28,11 +28,14 @@ from shardscope._torch.dispatch import (
     op_schema,
 )
 from shardscope._torch.dtensor import quiet_collectives
+from shardscope._torch.training_hooks import unwatched, watch_training
 from shardscope.attribution.call_sites import read_stack
-from shardscope.parallel.equivalence import OriginalNames, Probe, named_tensors
+from shardscope.parallel.equivalence import OriginalNames, Probe, ProbedStep, named_tensors
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name
+OUTSIDE = "\0"
+"""In place of the name of a module: the code of a training step that is in no module."""
 _MAX_NODES = 10_000  # nodes of autograd's graph between two module calls
 # Ops that only move data; on shards, programs call more or fewer of them.
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -194,7 +197,7 @@ class ModuleProbe:
 
 def copy_full(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor; of a DTensor the full tensor, which all its ranks must request."""
-    with torch.no_grad(), quiet_collectives():
+    with torch.no_grad(), quiet_collectives(), unwatched():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         full = full.detach()
         if hasattr(full, "wait"):
@@ -204,10 +207,10 @@ def copy_full(tensor: torch.Tensor) -> torch.Tensor:
 
 @final
 class OpProbe:
-    """Records the full tensors that ops take and return in the code of one module.
+    """Records the full tensors that ops take and return in the code of one module, or `OUTSIDE`.
 
-    Ops of the modules that it calls are left out. `consumers` maps the number of an op to the
-    ops that take its result.
+    Ops of the modules that it calls are left out, and those of optimizers. `consumers` maps the
+    number of an op to the ops that take its result.
     """
 
     def __init__(self, module: str) -> None:
@@ -218,6 +221,7 @@ class OpProbe:
         self.num_calls = 0
         self._module = module
         self._num_ops = 0
+        self._num_in_optimizer = 0
         self._running: list[str] = []
         self._producers: dict[int | None, frozenset[int]] = {}  # ops, by the address of a storage
         self._unwritten: set[int | None] = set()  # addresses of storage without values yet
@@ -230,12 +234,13 @@ class OpProbe:
         handles = []
         known: set[int] = set()
         for name, module in names.modules(model):
-            if name in names.module_names and id(module) not in known:
+            is_known = name in names.module_names or self._module == OUTSIDE
+            if is_known and id(module) not in known:
                 known.add(id(module))
                 handles.append(module.register_forward_pre_hook(self._make_pre_hook(name)))
                 handles.append(module.register_forward_hook(self._after_call, always_call=True))
         try:
-            with _OpMode(self):
+            with watch_training(self), _OpMode(self):
                 yield
         finally:
             for handle in handles:
@@ -243,6 +248,26 @@ class OpProbe:
             self._alive.clear()
             self._producers.clear()
             self._unwritten.clear()
+
+    def before_optimizer(self, _: object) -> None:
+        """An optimizer is about to step."""
+        self._num_in_optimizer += 1
+
+    def after_optimizer(self, _: object) -> None:
+        """An optimizer has stepped."""
+        self._num_in_optimizer -= 1
+
+    def before_backward(self, _: object) -> None:
+        """Unused: ops of backward are left out."""
+
+    def before_clipping(self) -> None:
+        """Unused: clipping calls ops."""
+
+    def clip(self, _: object) -> None:
+        """Unused: clipping calls ops."""
+
+    def read(self, _: object, __: object) -> None:
+        """Unused: reading a value is no op that could differ."""
 
     def _make_pre_hook(self, name: str) -> Callable[..., None]:
         def enter(*_: object) -> None:
@@ -260,7 +285,8 @@ class OpProbe:
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         """Run an op, and record it if it is called in the module's own code."""
-        is_there = bool(self._running) and self._running[-1] == self._module
+        running = self._running[-1] if self._running else OUTSIDE
+        is_there = running == self._module and not self._num_in_optimizer
         if not is_there or not is_overload(func) or is_in_backward():
             return func(*args, **kwargs)
         arguments = dict(named_tensors([*args, kwargs] if kwargs else list(args)))
@@ -345,13 +371,15 @@ def _is_data_movement(func: OpOverload) -> bool:
 class ProbeSpec:
     """What a rank records, in a form that can be sent to another process.
 
-    Every module, or, with `ops_in`, every op in the code of that module. `renamed` maps a rank
-    to the original's names of its modules that have other names.
+    Every module, or, with `ops_in`, every op in the code of that module, or `OUTSIDE` of all.
+    `renamed` maps a rank to the original's names of its modules that have other names.
     """
 
     ops_in: str | None = None
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    step: int = 0
 
-    def make_probe(self) -> Probe:
-        """A probe that records it."""
-        return ModuleProbe() if self.ops_in is None else OpProbe(self.ops_in)
+    def make_probe(self) -> ProbedStep:
+        """A probe that records it, in its step."""
+        probe: Probe = ModuleProbe() if self.ops_in is None else OpProbe(self.ops_in)
+        return ProbedStep(probe, self.step)

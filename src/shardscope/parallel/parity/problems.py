@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from shardscope.parallel.equivalence import TensorComparison
@@ -21,14 +20,23 @@ from shardscope.parallel.parity.explanation import (
     name_location,
     suggest_remedy,
 )
+from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.parallel.parity.origin_causes import OriginExplainer
-from shardscope.parallel.parity.result import BrokenTie, Origin, OriginKind, ParityResult, is_within
+from shardscope.parallel.parity.problem import Problem
+from shardscope.parallel.parity.result import (
+    OF_MODEL,
+    BrokenTie,
+    Origin,
+    OriginKind,
+    ParityResult,
+    is_within,
+)
 from shardscope.parallel.parity.ties import explain_tie
+from shardscope.parallel.parity.training_problems import TrainingProblems
 from shardscope.record import (
     TOLERABLE,
     Agreement,
     Phase,
-    Source,
     Suspect,
     TensorKind,
     TensorVerdict,
@@ -46,23 +54,6 @@ _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
 _MAX_NAMED = 3  # modules that are listed without folding layers into a pattern
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A cause and its location; `module` is None if it is not in the code of a module."""
-
-    cause: Explanation
-    subject: str
-    fact: str
-    remedy: str
-    module: str | None = None
-    phase: Phase = Phase.FORWARD
-    names: tuple[str, ...] = ()  # tensors that show the problem, if it is not in a module
-    rule: str = ""  # if it is not the rule of the cause
-    op: str = ""
-    source: Source | None = None
-
-
 def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[Problem]:
     """Why tensors differ, each cause once; empty if all agree."""
     wrong = [
@@ -73,9 +64,16 @@ def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[
     ]
     if not wrong:
         return []
-    problems = _Problems(parity_result, axes, wrong)
+    of_model = [result for result in wrong if result.case.kind in OF_MODEL]
+    buffers = [result for result in wrong if result.case.kind is TensorKind.BUFFER]
+    found: list[Problem] = []
+    if not of_model:
+        found += TrainingProblems(parity_result, axes, wrong).find()
+    if of_model or buffers:
+        problems = _Problems(parity_result, axes, [*of_model, *buffers])
+        found += list(problems.find())
     # Where no module is the cause, report the tensors, so that every difference has a finding.
-    return list(problems.find()) or list(problems.describe_tensors())
+    return found or list(_Problems(parity_result, axes, of_model or wrong).describe_tensors())
 
 
 @final
@@ -204,8 +202,29 @@ class _Problems:
             remedies = [make_sentence(_DIVIDE_LOSS)]
         if not is_all:
             facts.append("The others differ in other ways.")
-        fact = " ".join(facts)
-        return Problem(cause, "all gradients", fact, " ".join(remedies), phase=Phase.BACKWARD)
+        fact = " ".join([*facts, self._name_op()]).strip()
+        return Problem(
+            cause,
+            "all gradients",
+            fact,
+            " ".join(remedies),
+            phase=Phase.BACKWARD,
+            op=self._op_outside.name if self._op_outside else "",
+            source=self._op_outside.source if self._op_outside else None,
+        )
+
+    @property
+    def _op_outside(self) -> WrongOp | None:
+        """The first op outside the modules that differs, if the ops there were compared."""
+        origins = self._result.origins
+        is_outside = not origins or origins[0].phase is Phase.BACKWARD
+        return self._result.op if is_outside else None
+
+    def _name_op(self) -> str:
+        """A sentence that names the first op outside the modules that differs; else empty."""
+        if self._op_outside is None:
+            return ""
+        return f"Outside the modules, the first op to differ is {self._op_outside.name}."
 
     def _describe_cleared(self) -> Problem:
         """The problem that the ranks clear gradients between micro-batches."""
@@ -255,9 +274,11 @@ class _Problems:
         return Problem(
             cause,
             "all gradients",
-            f"Outputs agree. {cause.to_sentence()}",
+            f"Outputs agree. {cause.to_sentence()} {self._name_op()}".strip(),
             cause.remedy,
             phase=Phase.BACKWARD,
+            op=self._op_outside.name if self._op_outside else "",
+            source=self._op_outside.source if self._op_outside else None,
         )
 
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
@@ -303,12 +324,14 @@ class _Problems:
         return Problem(
             cause,
             location or "the model itself",
-            self._after_outputs(f"{make_sentence(clause)} {why}"),
+            self._after_outputs(f"{make_sentence(clause)} {why} {self._name_op()}".strip()),
             suggest_remedy(cause, first.kind),
             module=module,
             phase=Phase.BACKWARD,
             names=tuple(names),
             rule=f"parity-{verdict.agreement}" if is_plain else "",
+            op=self._op_outside.name if self._op_outside else "",
+            source=self._op_outside.source if self._op_outside else None,
         )
 
     def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
@@ -350,7 +373,8 @@ class _Problems:
         is_plain = cause.suspect is Suspect.UNKNOWN and agreement in SELF_EXPLANATORY
         if is_plain:
             cause = Explanation(Suspect.UNKNOWN, origin.comparison.verdict.detail)
-        named = "" if op is None else f" The first op to differ is {op.name}."
+        outside = "Outside the modules, the" if origin.kind is OriginKind.LOSS else "The"
+        named = "" if op is None else f" {outside} first op to differ is {op.name}."
         fact = f"{describe_location(origin)}{named} {cause.to_sentence()}".strip()
         return Problem(
             cause,

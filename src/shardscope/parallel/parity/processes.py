@@ -36,8 +36,8 @@ class SendableVersion(Version, Protocol):
 
     def run_as_rank(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> StepResult:
-        """Run a step as one rank of the mesh."""
+    ) -> list[StepResult]:
+        """Run the steps as one rank of the mesh."""
 
 
 @final
@@ -54,8 +54,8 @@ class Processes:
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
-        """The result of each rank."""
+    ) -> list[list[StepResult]]:
+        """The results of each rank, a list over steps."""
         if not self._ranks:
             self._start()
         self._num_runs += 1
@@ -63,7 +63,7 @@ class Processes:
             with suppress(OSError):  # a process that has ended is reported below
                 pipe.send((self._num_runs, variant, probe_spec))
         self._await()
-        first: dict[tuple[int, str], torch.Tensor] = {}
+        first: dict[tuple[int, int, str], torch.Tensor] = {}
         return [
             share_equal_tensors(_load(self._result_path(self._num_runs, rank)), first)
             for rank in range(len(self._ranks))
@@ -138,10 +138,10 @@ def _is_consequence(failure: str) -> bool:
     return any(words in failure for words in ("by peer", "Broken pipe", "Timed out"))
 
 
-def _load(path: Path) -> StepResult:
-    step_result: StepResult = torch.load(path, weights_only=False)
+def _load(path: Path) -> list[StepResult]:
+    steps: list[StepResult] = torch.load(path, weights_only=False)
     path.unlink()
-    return step_result
+    return steps
 
 
 def _pack(version: SendableVersion) -> bytes:
@@ -192,8 +192,8 @@ def _run_rank_process(
         while True:
             run, variant, probe_spec = pipe.recv()
             with torch.compiler.set_stance("force_eager"):
-                step_result = version.run_as_rank(mesh, variant, probe_spec)
-            torch.save(step_result, Path(folder, f"outcome-{run}-{rank}"))
+                steps = version.run_as_rank(mesh, variant, probe_spec)
+            torch.save(steps, Path(folder, f"outcome-{run}-{rank}"))
             pipe.send(None)
     except EOFError:
         pass

@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from shardscope.parallel.equivalence import (
+    OF_A_RANK,
     Key,
     TensorComparison,
     compare_case,
@@ -117,27 +118,45 @@ def _attribute_to_rng(result: TensorComparison) -> TensorComparison:
     return dataclasses.replace(result, verdict=verdict)
 
 
-def accept_own_outputs(
-    comparisons: Sequence[TensorComparison],
+_OF_TRAINING = (
+    TensorKind.GRADIENT,
+    TensorKind.NORM,
+    TensorKind.CLIPPED,
+    TensorKind.SETTING,
+    TensorKind.STATE,
+    TensorKind.UPDATED,
+)
+"""The kinds of tensors by which the parallel version trains as the single device does."""
+
+
+def accept_own_values(
+    steps: Sequence[Sequence[TensorComparison]],
     stages: Sequence[Sequence[int]],
     axes: Mapping[str, int],
-) -> list[TensorComparison]:
-    """Accept outputs that may rightly differ between ranks.
+) -> list[list[TensorComparison]]:
+    """Accept values of each step that may rightly differ between ranks.
 
-    These are the outputs of pipeline stages without the last modules and, if all gradients
-    agree, the loss of a rank's own shard, and samples in the order in which ranks took them.
+    These are the outputs of pipeline stages without the last modules and, if the model is trained
+    as on the single device, a loss or a count of a rank's own shard, the loss of a micro-batch with
+    another scale, and samples in the order in which ranks took them.
     """
-    gradients = [result for result in comparisons if result.case.kind is TensorKind.GRADIENT]
-    is_right = bool(gradients) and all(
-        result.verdict.agreement in TOLERABLE for result in gradients
+    of_training = [result for step in steps for result in step if result.case.kind in _OF_TRAINING]
+    is_right = any(result.case.kind is TensorKind.GRADIENT for result in of_training) and all(
+        result.verdict.agreement in TOLERABLE for result in of_training
     )
-    comparisons = [_accept_stage(result, stages) for result in comparisons]
-    return [_accept(result, axes) if is_right else result for result in comparisons]
+    return [
+        [_accept(_accept_stage(result, stages), axes, is_right=is_right) for result in step]
+        for step in steps
+    ]
 
 
-def _accept(result: TensorComparison, axes: Mapping[str, int]) -> TensorComparison:
-    if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in TOLERABLE:
+def _accept(
+    result: TensorComparison, axes: Mapping[str, int], *, is_right: bool
+) -> TensorComparison:
+    if result.case.kind not in OF_A_RANK or result.verdict.agreement in TOLERABLE or not is_right:
         return result
+    if result.case.kind is TensorKind.LOSS:
+        return _call_close(result, "has another scale on the ranks; all gradients agree")
     is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
     if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
         cause = explain(result, axes)
@@ -145,9 +164,20 @@ def _accept(result: TensorComparison, axes: Mapping[str, int]) -> TensorComparis
             verb = "summed" if cause.reduction == "sum" else "averaged"
             over = " and ".join(cause.axes)
             return _call_close(result, f"each rank's own; {verb} over {over} they agree")
-    elif result.full and _has_same_samples(result):
+        if result.case.kind is not TensorKind.OUTPUT and _is_between(result):
+            return _call_close(result, "each rank's own; the single device's is between them")
+    elif result.case.kind is TensorKind.OUTPUT and result.full and _has_same_samples(result):
         return _call_close(result, "agrees, with its samples in another order")
     return result
+
+
+def _is_between(result: TensorComparison) -> bool:
+    """Whether the single device's value is between the least and the largest of the ranks."""
+    target = result.case.target
+    if target is None or not result.full:
+        return False
+    values = torch.stack([full.double().reshape(target.shape) for full in result.full])
+    return bool(((values.amin(0) <= target) & (target <= values.amax(0))).all())
 
 
 def _call_close(result: TensorComparison, detail: str) -> TensorComparison:

@@ -14,7 +14,10 @@ import torch
 
 from shardscope.parallel.equivalence import Layout, StepResult, TensorComparison
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.record import Phase
+from shardscope.record import Phase, TensorKind
+
+OF_MODEL = (TensorKind.OUTPUT, TensorKind.GRADIENT)
+"""The kinds of tensors that forward and backward of the model compute."""
 
 
 class OriginKind(StrEnum):
@@ -89,6 +92,10 @@ class ParityResult:
     num_calls: int = 1  # of the model, on a rank
     num_cleared: int = 0  # times that a rank cleared gradients before another backward
     broken_ties: Sequence[BrokenTie] = ()
+    index: int = 0  # of the first step that differs, which all other fields are of
+    ranks: Sequence[StepResult] = ()
+    steps: Sequence[list[TensorComparison]] = ()  # the comparisons of each step
+    is_training: bool = False  # the steps are training steps
 
 
 def is_within(module: str, outer: str) -> bool:

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.training_hooks import unwatched
 from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
@@ -44,7 +45,7 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.probe import ProbeSpec
-from shardscope.parallel.parity.problems import Problem
+from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.parallel.partition import partition_by_plan
 from shardscope.parallel.passes.capture import export_with_loss
@@ -54,7 +55,10 @@ from shardscope.record import TOLERABLE, Phase, TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
 
 Parallelize = Callable[[nn.Module, DeviceMesh], object]
-"""The user's function that shards a model on a mesh, in place or by returning another model."""
+"""The user's function that shards a model on a mesh, in place or by returning another model.
+
+It may return its optimizer, too: a model and an optimizer.
+"""
 
 
 @final
@@ -75,8 +79,8 @@ class EagerVersion:
 
     def run_as_rank(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> StepResult:
-        """Run a step as one rank: copy the model, shard the copy, call it."""
+    ) -> list[StepResult]:
+        """Run as one rank: copy the model, shard the copy, call it. The result of each step."""
         model_copy = copy_model(self.model)
         task = self._shard_task(mesh)
         gather = _Gatherer()
@@ -86,41 +90,60 @@ class EagerVersion:
                 model_copy,
                 {} if probe_spec is None else probe_spec.renamed.get(dist.get_rank(), {}),
             )
-            sharded = self.parallelize(model_copy, mesh)
-            model = sharded if isinstance(sharded, nn.Module) else model_copy
+            model, optimizer = self._parallelize(model_copy, mesh)
             _check_supported(model)
             variant.adapt(model)
             named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
             ties = tie_names(named)
             frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
-            parameters = {name: tensor.detach() for name, tensor in named.items()}
-            full = gather(TensorKind.PARAMETER, parameters)
-            originals = dict(named_parameters(self.model))
-            changed = {} if variant.is_marked else dict(_find_changed(full, originals))
+            parameters = {
+                (TensorKind.PARAMETER, name): tensor.detach() for name, tensor in named.items()
+            }
+            full = {name: tensor for (_, name), tensor in gather(parameters).items()}
             if variant.is_marked:
-                return StepResult([], {}, {}, parameters=full, ties=ties)
+                return [StepResult([], {}, {}, parameters=full, ties=ties)]
+            originals = dict(named_parameters(self.model))
+            changed = dict(_find_changed(full, originals))
             if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
                 seed_generators(task.seed)
-            probe = None if probe_spec is None else probe_spec.make_probe()
-            step_result = execute(model, applied, names=names, gather=gather, probe=probe)
+            probed = None if probe_spec is None else probe_spec.make_probe()
+            steps = execute(
+                model,
+                applied,
+                names=names,
+                gather=gather,
+                probed=probed,
+                optimizer=optimizer,
+                mesh=mesh,
+            )
             tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
-        return replace(
-            step_result,
-            parameters=changed,
-            absent=frozenset(originals.keys() - parameters.keys()),
-            added=frozenset(tensors - names.known),
-            ties=ties,
-            frozen=frozen,
-            regions=gather.regions,
-        )
+        return [
+            replace(
+                result,
+                parameters=changed if index == 0 else {},
+                absent=frozenset(originals.keys() - named.keys()),
+                added=frozenset(tensors - names.known),
+                ties=ties,
+                frozen=frozen,
+                regions=gather.regions[index + 1] | (gather.regions[0] if index == 0 else {}),
+            )
+            for index, result in enumerate(steps)
+        ]
+
+    def _parallelize(self, model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, object]:
+        """The sharded model, and its optimizer if the user's function has made that, too."""
+        sharded = self.parallelize(model, mesh)
+        if isinstance(sharded, tuple) and len(sharded) == 2 and isinstance(sharded[0], nn.Module):
+            return sharded
+        return (sharded if isinstance(sharded, nn.Module) else model), None
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
-        """The result of each rank; all ranks run in this process."""
-        first: dict[tuple[int, str], torch.Tensor] = {}
+    ) -> list[list[StepResult]]:
+        """The results of each rank, a list over steps; all ranks run in this process."""
+        first: dict[tuple[int, int, str], torch.Tensor] = {}
 
-        def run(_: int, mesh: DeviceMesh) -> StepResult:
+        def run(_: int, mesh: DeviceMesh) -> list[StepResult]:
             return share_equal_tensors(self.run_as_rank(mesh, variant, probe_spec), first)
 
         return run_ranks_in_threads(self.axes, run, device=self.device)
@@ -133,12 +156,16 @@ class EagerVersion:
             index = index * self.axes[axis] + mesh.get_local_rank(axis)
         if num_shards == 1:
             return self.task
-        inputs = shard_batch(
-            self.task.inputs, dim=self.batch_dim, num_shards=num_shards, index=index
-        )
+
+        def shard(batch: object) -> object:
+            return shard_batch(batch, dim=self.batch_dim, num_shards=num_shards, index=index)
+
+        if self.task.training is not None:
+            return self.task.with_inputs([shard(batch) for batch in self.task.inputs])
         # Gradients are averaged over ranks; the default loss is a sum.
         is_summed = self.task.loss is None and self.task.step is None
-        return self.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
+        scale = float(num_shards) if is_summed else 1.0
+        return self.task.with_inputs(shard(self.task.inputs), loss_scale=scale)
 
 
 def _check_supported(model: nn.Module) -> None:
@@ -169,22 +196,25 @@ class _Gatherer:
 
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
-        self.regions: dict[Key, Region] = {}  # the part of gathered tensors that this rank stores
+        # Of each call: the part of gathered tensors that this rank stores.
+        self.regions: list[dict[Key, Region]] = []
 
-    def __call__(self, kind: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, named: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
-        names_by_rank: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        names_by_rank: list[list[Key]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(names_by_rank, list(dtensors), group=self._group)
         common = set(dtensors).intersection(*names_by_rank)
         full: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
-        with quiet_collectives(), torch.no_grad():
+        regions: dict[Key, Region] = {}
+        with quiet_collectives(), unwatched(), torch.no_grad():
             for name in names_by_rank[0]:
                 if name in common and id(dtensors[name]) not in full:
                     full[id(dtensors[name])] = _make_full(dtensors[name])
             for name in common:
                 region = _find_region(dtensors[name], full[id(dtensors[name])])
                 if region is not None:
-                    self.regions[kind, name] = region
+                    regions[name] = region
+        self.regions.append(regions)
         return {
             name: full[id(tensor)] if id(tensor) in full else _to_local(tensor)
             for name, tensor in named.items()
@@ -227,21 +257,23 @@ def _to_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def share_equal_tensors(
-    step_result: StepResult, first: dict[tuple[int, str], torch.Tensor]
-) -> StepResult:
-    """The result with tensors equal to an earlier rank's replaced by those, to save memory."""
-    groups = (
-        step_result.gradients,
-        step_result.buffers,
-        step_result.parameters,
-        step_result.snapshots,
-    )
-    for index, group in enumerate(groups):
-        for name, tensor in group.items():
-            known = first.setdefault((index, name), tensor)
-            if known is not tensor and _is_same(known, tensor):
-                group[name] = known
-    return step_result
+    steps: list[StepResult], first: dict[tuple[int, int, str], torch.Tensor]
+) -> list[StepResult]:
+    """The results with tensors equal to an earlier rank's replaced by those, to save memory."""
+    for step, result in enumerate(steps):
+        groups = (
+            result.gradients,
+            result.buffers,
+            result.parameters,
+            result.snapshots,
+            *result.training.tables.values(),
+        )
+        for index, group in enumerate(groups):
+            for name, tensor in group.items():
+                known = first.setdefault((step, index, name), tensor)
+                if known is not tensor and _is_same(known, tensor):
+                    group[name] = known
+    return steps
 
 
 def _is_same(tensor: torch.Tensor, reference: torch.Tensor) -> bool:
@@ -293,17 +325,18 @@ class PartitionedVersion:
 
     def run(
         self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[StepResult]:
+    ) -> list[list[StepResult]]:
         """The result of each rank; `probe_spec` is unused, as `find_problem` compares every op."""
         model_copy = copy_model(self.model)
         with variant.applied(model_copy, self.task) as applied:
             values = self._values(model_copy, applied.inputs, variant)
             with torch.no_grad():
-                return run_ranks(self._trial, values, seed=self.task.seed)
+                ranks = run_ranks(self._trial, values, seed=self.task.seed)
+        return [[result] for result in ranks]
 
     def run_as_rank(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> StepResult:
+    ) -> list[StepResult]:
         """Run a step as one rank of a real process group."""
         program, model_copy, rank = self._partition(mesh), copy_model(self.model), dist.get_rank()
         graph = program.joint().graph_module if program.is_training else program.forward()
@@ -315,9 +348,8 @@ class PartitionedVersion:
         results_by_rank: list[list[object]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(results_by_rank, list(results))
         trial = program.make_trial(self._output_names(), is_run=False)
-        return trial.outcome(
-            join_results(dict(enumerate(results_by_rank)), trial.result_specs, trial.mesh)[rank]
-        )
+        joined = join_results(dict(enumerate(results_by_rank)), trial.result_specs, trial.mesh)
+        return [trial.outcome(joined[rank])]
 
     def find_problem(self, parity_result: ParityResult) -> list[Problem]:
         """The problem with the first op that the ranks compute wrongly; empty if all agree."""

@@ -1,0 +1,295 @@
+"""Observes steps of training: losses, gradients before and after clipping, what the optimizer does.
+
+A `TrainingRecorder` records what one rank, or the single device, does in each step that runs while
+it is watching. Tensors are copied when they are observed; `take` returns those of a step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from numbers import Number
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.modules import named_modules_with_aliases
+from shardscope._torch.training_hooks import watch_training
+from shardscope.attribution.call_sites import read_stack
+from shardscope.parallel.equivalence.names import OriginalNames, named_items, tie_names
+from shardscope.record import Source, TensorKind
+
+Table = tuple[TensorKind, str]
+"""The kind of the tensors of parameters, and for optimizer state which of its entries."""
+Key = tuple[TensorKind, str]
+
+TrainStep = Callable[..., object]
+"""`train_step(model, batch, optimizer)`, perhaps with a parameter `mesh`."""
+MakeOptimizer = Callable[[nn.Module], object]
+
+CLIPPED: Table = (TensorKind.CLIPPED, "")
+UPDATED: Table = (TensorKind.UPDATED, "")
+_NORM: Key = (TensorKind.NORM, "gradient norm")
+_LOSS: Key = (TensorKind.LOSS, "loss")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Training:
+    """How a model is trained: a function that runs one step, and one that makes the optimizer.
+
+    `rank_step` runs a step on the ranks; it may be the same function.
+    """
+
+    step: TrainStep
+    rank_step: TrainStep
+    make_optimizer: MakeOptimizer | None = None
+
+    def run(
+        self, model: nn.Module, batch: object, optimizer: object, *, mesh: Any = None
+    ) -> object:
+        """Run one step; with `mesh` as one of its ranks. Returns what the user's function does."""
+        step = self.step if mesh is None else self.rank_step
+        if "mesh" in inspect.signature(step).parameters:
+            return step(model, batch, optimizer, mesh=mesh)
+        return step(model, batch, optimizer)
+
+
+@final
+@dataclass(eq=False)
+class TrainingValues:
+    """What was observed in one step beyond the calls of the model and the gradients.
+
+    `tables` has tensors of parameters by name: gradients, the same after clipping, each entry of
+    the optimizer's state, and the updated parameters. `scalars` has single numbers in the order in
+    which they occurred: losses, norms, what the step returns, counters. `settings` maps settings
+    of the optimizer, such as lr, to their values by parameter; `sources` has the line behind a
+    scalar. `stale` names parameters that have a gradient, but are in no optimizer that stepped.
+    """
+
+    tables: dict[Table, dict[str, torch.Tensor]] = field(default_factory=dict)
+    scalars: dict[Key, list[torch.Tensor]] = field(default_factory=dict)
+    settings: dict[str, dict[str, float]] = field(default_factory=dict)
+    sources: dict[Key, Source] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()  # names of counters
+    num_optimizer_steps: int = 0
+
+    def add_scalar(self, key: Key, value: torch.Tensor) -> None:
+        """Note a further value of a number that the step computes."""
+        self.scalars.setdefault(key, []).append(value)
+
+
+@final
+class TrainingRecorder:
+    """Records the steps of one rank. `trainer` is an object whose counters are recorded, too."""
+
+    def __init__(self, model: nn.Module, names: OriginalNames, trainer: object = None) -> None:
+        self._model = model
+        self._names = names
+        self._trainer = trainer
+        self._optimizers: dict[int, Optimizer] = {}
+        self._depth = 0  # of calls of modules
+        self._num_in_optimizer = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._values = TrainingValues()
+        self._has_new_gradients = True  # since they were last read
+        self._is_clipped = False
+        self._stepped: set[int] = set()  # ids of parameters
+        self._counters = dict(self._read_counters())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Observe steps on this thread until the context ends."""
+        hooks = []
+        for module in {
+            id(module): module for _, module in self._names.modules(self._model)
+        }.values():
+            hooks.append(module.register_forward_pre_hook(self._enter))
+            hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            with watch_training(self):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def take(self, returned: object) -> TrainingValues:
+        """What was observed in the step that has ended and returned this; begins the next."""
+        values = self._values
+        if self._has_new_gradients:  # no optimizer has stepped
+            self._read_gradients()
+        if not values.num_optimizer_steps:
+            self._read_clipped()
+        for path, number in named_numbers(returned):
+            values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
+        values.tables[UPDATED] = _copy_all(self._parameters())
+        self._read_states()
+        after = dict(self._read_counters())
+        for name, value in after.items():
+            values.add_scalar((TensorKind.COUNTER, name), torch.tensor(value, dtype=torch.float64))
+        values.changed = frozenset(
+            name for name, value in after.items() if self._counters.get(name, 0) != value
+        )
+        if self._stepped:
+            values.stale = frozenset(
+                name
+                for name, parameter in self._parameters().items()
+                if _gradient_of(parameter) is not None and id(parameter) not in self._stepped
+            )
+        self._begin()
+        return values
+
+    def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Note the losses that backward starts at."""
+        self._has_new_gradients = True
+        if is_in_backward():
+            return
+        source = read_stack(sys._getframe(1)).source
+        for tensor in tensors:
+            if tensor.numel() == 1 and tensor.requires_grad:
+                self._add(_LOSS, tensor, source)
+
+    def before_clipping(self) -> None:
+        """Copy the gradients, unless that was done since the last backward."""
+        self._is_clipped = True
+        if self._has_new_gradients:
+            self._read_gradients()
+
+    def clip(self, norm: torch.Tensor) -> None:
+        """Note the norm that gradients are clipped with."""
+        self._add(_NORM, norm, read_stack(sys._getframe(1)).source)
+
+    def before_optimizer(self, optimizer: Optimizer) -> None:
+        """Copy the gradients that the optimizer gets, and its settings."""
+        self._num_in_optimizer += 1
+        self._values.num_optimizer_steps += 1
+        self._optimizers[id(optimizer)] = optimizer
+        if self._has_new_gradients:
+            self._read_gradients()
+        own = {id(parameter): name for name, parameter in reversed(self._parameters().items())}
+        for group in optimizer.param_groups:
+            self._stepped.update(map(id, group["params"]))
+            numbers = {name: float(value) for name, value in group.items() if _is_number(value)}
+            for parameter in group["params"]:
+                for name, value in numbers.items() if id(parameter) in own else ():
+                    self._values.settings.setdefault(name, {})[own[id(parameter)]] = value
+        self._read_clipped({id(p) for group in optimizer.param_groups for p in group["params"]})
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """The optimizer has stepped."""
+        self._num_in_optimizer = max(0, self._num_in_optimizer - 1)
+
+    def read(self, tensor: torch.Tensor, value: object) -> None:
+        """Note a number that the program reads outside its modules, by the line that reads it."""
+        if self._depth or self._num_in_optimizer or is_in_backward() or tensor.numel() != 1:
+            return
+        source = read_stack(sys._getframe(1)).source
+        if source is not None and _is_number(value):
+            key = (TensorKind.REPORTED, f"{source.file}:{source.line}")
+            self._add(key, torch.tensor(value, dtype=tensor.dtype), source)
+
+    def _add(self, key: Key, tensor: torch.Tensor, source: Source | None) -> None:
+        self._values.add_scalar(key, tensor.detach().clone())
+        if source is not None:
+            self._values.sources.setdefault(key, source)
+
+    def _enter(self, *_: object) -> None:
+        self._depth += 1
+
+    def _leave(self, *_: object) -> None:
+        self._depth -= 1
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {name: p for name, p in self._names.parameters(self._model) if not p.is_meta}
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        pairs = ((name, _gradient_of(p)) for name, p in self._parameters().items())
+        return {name: gradient for name, gradient in pairs if gradient is not None}
+
+    def _read_gradients(self) -> None:
+        self._has_new_gradients = False
+        self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
+
+    def _read_clipped(self, own: Collection[int] = ()) -> None:
+        """Copy gradients after clipping: those of the parameters `own`, and others not yet copied."""
+        if self._is_clipped:
+            table = self._values.tables.setdefault(CLIPPED, {})
+            named = self._parameters()
+            for name, gradient in _copy_all(self._gradients()).items():
+                if name not in table or id(named[name]) in own:
+                    table[name] = gradient
+
+    def _read_states(self) -> None:
+        named = self._parameters()
+        for optimizer in self._optimizers.values():
+            for name, first in tie_names(named).items():
+                state = optimizer.state.get(named[first]) if name == first else None
+                for entry, value in (state or {}).items():
+                    if isinstance(value, torch.Tensor) or _is_number(value):
+                        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                        table = self._values.tables.setdefault((TensorKind.STATE, str(entry)), {})
+                        table[name] = tensor.detach().clone()
+
+    def _read_counters(self) -> Iterator[tuple[str, float]]:
+        """The numbers among the attributes of modules and of the trainer."""
+        known: set[int] = set()
+        for path, module in named_modules_with_aliases(self._model):
+            if id(module) not in known:
+                known.add(id(module))
+                yield from _numbers_of(module, path)
+        if self._trainer is not None and not isinstance(self._trainer, nn.Module):
+            yield from _numbers_of(self._trainer, "trainer")
+
+
+def _numbers_of(owner: object, path: str) -> Iterator[tuple[str, float]]:
+    for name, value in list(vars(owner).items()) if hasattr(owner, "__dict__") else ():
+        if _is_number(value) and not name.startswith("_"):
+            yield f"{path}.{name}".lstrip("."), float(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a parameter, also where a framework accumulates it in `main_grad`."""
+    if parameter.grad is not None:
+        return parameter.grad
+    main_grad = getattr(parameter, "main_grad", None)
+    return main_grad if isinstance(main_grad, torch.Tensor) else None
+
+
+def _copy_all(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of tensors; names of one tensor share a copy."""
+    copies: dict[int, torch.Tensor] = {}
+    for tensor in named.values():
+        if id(tensor) not in copies:
+            dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+            copies[id(tensor)] = dense.detach().clone()
+    return {name: copies[id(tensor)] for name, tensor in named.items()}
+
+
+def named_numbers(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors and plain numbers in a nested value, with their paths."""
+    if isinstance(value, torch.Tensor):
+        yield path, value.detach().clone()
+    elif isinstance(value, Number) and not isinstance(value, bool | complex):
+        yield path, torch.tensor(float(value), dtype=torch.float64)  # type: ignore[arg-type]
+    else:
+        for key, item in named_items(value):
+            yield from named_numbers(item, path + key)
+
+
+def find_trainer(step: TrainStep) -> object:
+    """The object that a step is a method of; None if it is a function."""
+    owner = getattr(step, "__self__", None)
+    return owner if owner is not None and not isinstance(owner, type) else None

@@ -1,0 +1,415 @@
+"""Explains differences after backward: the gradient norm, clipping, the optimizer, counters.
+
+The gradients of both versions agree here, so that the code behind these differences is no module's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+
+from shardscope.numerics import to_fp64_on_cpu
+from shardscope.parallel.equivalence import StepResult, TensorComparison
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.evidence import find_median_ratio, list_sizes
+from shardscope.parallel.parity.explanation import Explanation, list_names, make_sentence
+from shardscope.parallel.parity.problem import Problem
+from shardscope.parallel.parity.result import ParityResult
+from shardscope.record import Agreement, Phase, Source, Suspect, TensorKind
+
+_RTOL = 1e-5  # of squared norms, which are sums of compared gradients
+_MAX_GROUPS = 4  # of parameters that are sharded in the same way
+
+
+@final
+class TrainingProblems:
+    """The problems of a training step whose model computes the right outputs and gradients."""
+
+    def __init__(
+        self,
+        parity_result: ParityResult,
+        axes: Mapping[str, int],
+        wrong: Sequence[TensorComparison],
+    ) -> None:
+        self._result = parity_result
+        self._axes = axes
+        self._wrong = wrong
+
+    def find(self) -> Iterator[Problem]:
+        """The first of these that differs: the norm, clipping, settings, the optimizer, numbers."""
+        finders = (
+            (TensorKind.NORM, self._describe_norm),
+            (TensorKind.CLIPPED, self._describe_clipping),
+            (TensorKind.SETTING, self._describe_settings),
+            (TensorKind.STATE, self._describe_optimizer),
+            (TensorKind.UPDATED, self._describe_optimizer),
+        )
+        for kind, describe in finders:
+            wrong = self._list(kind)
+            if wrong:
+                yield describe(wrong)
+                return
+        for kind in (TensorKind.COUNTER, TensorKind.REPORTED):
+            for result in self._list(kind):
+                yield self._describe_number(result)
+
+    def _list(self, kind: TensorKind) -> list[TensorComparison]:
+        return [result for result in self._wrong if result.case.kind is kind]
+
+    def _source(self, kind: TensorKind, name: str) -> Source | None:
+        """The line behind a number, on the ranks or else on the single device."""
+        for result in (*self._result.ranks, self._result.reference):
+            if (kind, name) in result.training.sources:
+                return result.training.sources[kind, name]
+        return self._result.op.source if self._result.op is not None else None
+
+    def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
+        comparison = wrong[0]
+        cause = explain_norm(comparison, self._result, self._axes)
+        values, single = _values_of(comparison), float(_target(comparison))
+        fact = (
+            f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
+            f"on the ranks and {single:.6g} on the single device. {cause.to_sentence()}"
+        )
+        return Problem(
+            cause,
+            "the gradient norm",
+            fact.strip(),
+            cause.remedy
+            or "Sum the squared norms of shards over the axes that shard them, and count a "
+            "gradient that ranks hold as copies once.",
+            phase=Phase.BACKWARD,
+            names=(comparison.case.name,),
+            source=self._source(TensorKind.NORM, comparison.case.name),
+        )
+
+    def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
+        gradients = self._result.reference.gradients
+        factors = [_find_factors(result, gradients.get(result.case.name)) for result in wrong]
+        known = [factor for factor in factors if factor is not None]
+        single = known[0][0] if known else None
+        num_ranks = len(self._result.ranks)
+        unclipped = [
+            rank
+            for rank in range(num_ranks)
+            if known and all(math.isclose(ranks[rank], 1.0, rel_tol=1e-9) for _, ranks in known)
+        ]
+        names = [result.case.name for result in wrong]
+        if single is None:
+            clause, remedy = "", "Clip with one norm and one limit on all ranks."
+        elif len(unclipped) == num_ranks:
+            clause = "the ranks do not clip them"
+            remedy = (
+                "Clip the gradients of the parameters that the optimizer holds. A generator of "
+                "parameters can be iterated only once: pass a list."
+            )
+        elif unclipped:
+            listed = ", ".join(map(str, unclipped))
+            clause = f"rank {listed} does not clip them, and the others do"
+            remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
+        else:
+            values = sorted({round(factor, 9) for _, ranks in known for factor in ranks})
+            clause = (
+                f"the ranks multiply them by {_list_values(values)}, the single device by "
+                f"{single:.6g}"
+            )
+            remedy = "Clip with one norm and one limit on all ranks."
+        cause = Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+        fact = (
+            f"Gradients and their norm agree before clipping; after it {list_names(names)} "
+            f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
+        )
+        return Problem(
+            cause,
+            "gradient clipping",
+            fact.strip(),
+            remedy,
+            phase=Phase.BACKWARD,
+            names=tuple(names),
+            source=self._source(TensorKind.NORM, "gradient norm"),
+        )
+
+    def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
+        facts = []
+        ratio = None
+        for result in wrong:
+            single = _target(result).tolist()
+            ranks = result.full[0].tolist() if result.full else single
+            index = next(
+                (i for i, (a, b) in enumerate(zip(single, ranks, strict=True)) if a != b), 0
+            )
+            facts.append(
+                f"{result.case.name} is {ranks[index]:.6g} on the ranks and {single[index]:.6g} on "
+                "the single device"
+            )
+            ratio = ranks[index] / single[index] if single[index] else ratio
+        clause = "; ".join(facts)
+        sizes = [
+            " and ".join(names)
+            for names, size in list_sizes(self._axes)
+            if ratio in (size, 1 / size)
+        ]
+        if sizes:
+            clause += f", a factor of the size of {sizes[0]}"
+        cause = Explanation(Suspect.SCALED, clause, ratio=ratio)
+        return Problem(
+            cause,
+            "the optimizer's settings",
+            f"Gradients agree. In the optimizer {clause}.",
+            "Make the optimizer, and step its scheduler, with the same settings and equally often.",
+            phase=Phase.OPTIMIZER,
+            names=tuple(result.case.name for result in wrong),
+        )
+
+    def _describe_optimizer(self, _: Sequence[TensorComparison]) -> Problem:
+        wrong = [
+            result
+            for result in self._wrong
+            if result.case.kind in (TensorKind.STATE, TensorKind.UPDATED)
+        ]
+        updated = [result for result in wrong if result.case.kind is TensorKind.UPDATED] or wrong
+        names = list(dict.fromkeys(result.case.name.partition(" ")[0] for result in updated))
+        cause = self._explain_optimizer(updated, names)
+        what = "the updated " if updated[0].case.kind is TensorKind.UPDATED else "the state of "
+        verb = "differs" if len(names) == 1 else "differ"
+        fact = f"All gradients agree; {what}{list_names(names)} {verb}. {cause.to_sentence()}"
+        return Problem(
+            cause,
+            list_names(names),
+            make_sentence(fact.strip()).removesuffix("."),
+            cause.remedy
+            or "Compare the optimizer's parameters and state on the ranks with the model's: it "
+            "should be made after sharding, from the parameters of the sharded model.",
+            phase=Phase.OPTIMIZER,
+            names=tuple(result.case.name for result in wrong),
+            source=cause_source(self._result),
+        )
+
+    def _explain_optimizer(
+        self, updated: Sequence[TensorComparison], names: Sequence[str]
+    ) -> Explanation:
+        ranks, reference = self._result.ranks, self._result.reference
+        stale = [
+            name
+            for name in names
+            if any(name in rank.training.stale for rank in ranks)
+            and name not in reference.training.stale
+        ]
+        if stale:
+            holds = "does not hold it" if len(stale) == 1 else f"does not hold {list_names(stale)}"
+            return Explanation(
+                Suspect.STALE,
+                f"the optimizer of the ranks {holds}: it was given other tensors, such as those "
+                "from before the model was sharded, moved or materialized",
+                remedy="Make the optimizer after the model is sharded and materialized, from the "
+                "parameters that the model then has.",
+            )
+        counts = [rank.training.num_optimizer_steps for rank in ranks]
+        single_count = reference.training.num_optimizer_steps
+        skipping = [rank for rank, count in enumerate(counts) if count < single_count]
+        if skipping:
+            listed = ", ".join(map(str, skipping))
+            is_all = len(skipping) == len(ranks)
+            who = "the ranks step" if is_all else f"rank {listed} steps"
+            return Explanation(
+                Suspect.STALE,
+                f"{who} the optimizer {counts[skipping[0]]} times and the single device "
+                f"{single_count} times",
+                remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
+                "such as that a gradient is not finite, over all ranks first.",
+            )
+        return explain(updated[0], self._axes)
+
+    def _describe_number(self, result: TensorComparison) -> Problem:
+        cause = explain(result, self._axes)
+        name = result.case.name
+        values, single = _values_of(result), float(_target(result).reshape(-1)[0])
+        what = (
+            "a counter" if result.case.kind is TensorKind.COUNTER else "a number that is reported"
+        )
+        disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
+        if cause.suspect is Suspect.UNKNOWN and disagrees:
+            cause = Explanation(
+                Suspect.UNSYNCHRONIZED, "each rank has its own value, which no axis reduces to it"
+            )
+        source = self._source(result.case.kind, name)
+        fact = (
+            f"The model is trained as on the single device; {what}, {name}, is "
+            f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "
+            f"{cause.to_sentence()}"
+        )
+        return Problem(
+            cause,
+            name,
+            fact.strip(),
+            "Reduce it over the ranks that compute different parts of it, once, and count what "
+            "ranks hold as copies once.",
+            names=(name,),
+            source=source,
+        )
+
+
+def cause_source(parity_result: ParityResult) -> Source | None:
+    """The line of the first op outside the modules that differs, if one was found."""
+    return None if parity_result.op is None else parity_result.op.source
+
+
+def explain_norm(
+    comparison: TensorComparison, parity_result: ParityResult, axes: Mapping[str, int]
+) -> Explanation:
+    """How a norm differs: shards are not summed, copies are counted several times, or left out.
+
+    Squared norms of the gradients are grouped by the axes that shard them; the norm on the ranks is
+    a sum of these groups, each counted a number of times.
+    """
+    values, references = _values_of(comparison), parity_result.reference.gradients
+    gradients = [
+        result
+        for result in parity_result.comparisons
+        if result.case.kind is TensorKind.GRADIENT and result.case.name in references
+    ]
+    squares = {result.case.name: _square(references[result.case.name]) for result in gradients}
+    if not math.isclose(sum(squares.values()), float(_target(comparison)) ** 2, rel_tol=_RTOL):
+        return explain(comparison, axes)  # another norm than the square root of a sum of squares
+    local = [_local_square(parity_result.ranks[rank]) for rank in range(len(values))]
+    if all(
+        own is not None and math.isclose(own, value**2, rel_tol=_RTOL)
+        for own, value in zip(local, values, strict=True)
+    ):
+        return Explanation(
+            Suspect.NORM,
+            "each rank computes it from its own shards only",
+            remedy="Sum the squared norms over the axes that shard the gradients before the square "
+            "root, as DTensor's norm and full_tensor() do.",
+        )
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for result in gradients:
+        sharded = _find_sharding_axes(result, axes)
+        groups.setdefault(sharded, []).append(result.case.name)
+    if len({round(value, 12) for value in values}) == 1 and len(groups) <= _MAX_GROUPS:
+        counted = _find_counts(
+            values[0] ** 2,
+            [sum(squares[name] for name in names) for names in groups.values()],
+            axes,
+        )
+        if counted is not None:
+            return _describe_counts(counted, groups, axes)
+    return explain(comparison, axes)
+
+
+def _local_square(rank: StepResult) -> float | None:
+    """The sum of squares of the gradients that a rank stores."""
+    total = 0.0
+    seen: set[int] = set()
+    for name, gradient in rank.gradients.items():
+        if id(gradient) in seen or name.startswith("inputs"):
+            continue
+        seen.add(id(gradient))
+        region = rank.regions.get((TensorKind.GRADIENT, name))
+        part = gradient if region is None else gradient[tuple(slice(*bounds) for bounds in region)]
+        total += _square(part)
+    return total
+
+
+def _square(tensor: torch.Tensor) -> float:
+    return float(to_fp64_on_cpu(tensor).square().sum())
+
+
+def _find_sharding_axes(result: TensorComparison, axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes along which ranks store different parts of a gradient."""
+    if result.layout is not None:
+        return tuple(n for n, dim in zip(axes, result.layout.dims, strict=True) if dim is not None)
+    regions = result.case.regions
+    if not regions or any(region is None for region in regions):
+        return ()
+    sizes = tuple(axes.values())
+    coordinates = list(itertools.product(*(range(size) for size in sizes)))
+    sharding = []
+    for index, name in enumerate(axes):
+        by_rest: dict[tuple[int, ...], set[object]] = {}
+        for coordinate, region in zip(coordinates, regions, strict=True):
+            rest = coordinate[:index] + coordinate[index + 1 :]
+            by_rest.setdefault(rest, set()).add(region)
+        if any(len(distinct) > 1 for distinct in by_rest.values()):
+            sharding.append(name)
+    return tuple(sharding)
+
+
+def _find_counts(
+    square: float, groups: Sequence[float], axes: Mapping[str, int]
+) -> list[float] | None:
+    """How often each group is counted in a squared norm; the counting that changes fewest."""
+    sizes = {size for _, size in list_sizes(axes)}
+    options = [1.0, 0.0, *map(float, sizes), *(1 / size for size in sizes)]
+    best: list[float] | None = None
+    for counts in itertools.product(options, repeat=len(groups)):
+        total = sum(count * group for count, group in zip(counts, groups, strict=True))
+        if not math.isclose(total, square, rel_tol=_RTOL):
+            continue
+        if best is None or _num_changed(counts) < _num_changed(best):
+            best = list(counts)
+    return best if best is not None and _num_changed(best) else None
+
+
+def _num_changed(counts: Sequence[float]) -> int:
+    return sum(count != 1.0 for count in counts)
+
+
+def _describe_counts(
+    counts: Sequence[float], groups: Mapping[tuple[str, ...], list[str]], axes: Mapping[str, int]
+) -> Explanation:
+    clauses, over = [], []
+    for count, (sharded, names) in zip(counts, groups.items(), strict=True):
+        if count == 1.0:
+            continue
+        kind = f"sharded along {' and '.join(sharded)}" if sharded else "replicated"
+        what = f"the gradients that are {kind} ({list_names(names)})"
+        if count == 0.0:
+            clauses.append(f"{what} are left out")
+            continue
+        size = count if count > 1 else 1 / count
+        named = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        over += named[:1]
+        amount = f"{size:.0f} times" if count > 1 else f"1/{size:.0f} times"
+        clauses.append(f"{what} are counted {amount}, which is the size of {named[0]}")
+    remedy = (
+        "Count a gradient that ranks hold as copies once: divide its squared norm by the number "
+    )
+    remedy += "of copies before the sum over ranks, or sum it over the axes that shard it only."
+    return Explanation(Suspect.NORM, "; ".join(clauses), tuple(over), remedy=remedy)
+
+
+def _find_factors(
+    clipped: TensorComparison, gradient: torch.Tensor | None
+) -> tuple[float, list[float]] | None:
+    """By what a gradient is multiplied when it is clipped: on the single device, and each rank."""
+    if gradient is None or not clipped.full or clipped.case.target is None:
+        return None
+    before = to_fp64_on_cpu(gradient)
+    single = find_median_ratio(to_fp64_on_cpu(clipped.case.target), before)
+    ranks = [find_median_ratio(full, before) for full in clipped.full_in_fp64()]
+    known = [ratio for ratio in ranks if ratio is not None]
+    if single is None or len(known) < len(ranks):
+        return None
+    return single, known
+
+
+def _target(comparison: TensorComparison) -> torch.Tensor:
+    assert comparison.case.target is not None
+    return comparison.case.target
+
+
+def _values_of(comparison: TensorComparison) -> list[float]:
+    """The first number of a tensor on each rank."""
+    tensors = (tensor for tensor in comparison.case.ranks if tensor is not None)
+    return [float(tensor.detach().double().reshape(-1)[0]) for tensor in tensors]
+
+
+def _list_values(values: Sequence[float]) -> str:
+    texts = list(dict.fromkeys(f"{value:.6g}" for value in values))
+    shown = ", ".join(texts[:4])
+    return f"{shown}, …" if len(texts) > 4 else shown
