@@ -1,0 +1,42 @@
+"""What a program in `cases/` says of itself.
+
+A case is a TARGET of `shardscope parity`: it defines `model()`, `batch(model)`, `optimizer(model)`,
+`train_step(model, batch, optimizer)` for the single device, perhaps `parallelize(model, mesh)`, and
+`parallel_train_step(model, batch, optimizer, mesh)` where ranks take another step. `CASE` describes
+it. Code that is wrong in one variant and right in the other asks `is_buggy()`, once, when the file is
+imported; the wrong line, or the line where a right one is missing, ends with the comment `# BUG`.
+
+    SILENT_BUG=corrected shardscope parity benchmarks/silent/cases/undivided_heads.py --mesh tp=2
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+
+def is_buggy() -> bool:
+    """Whether this process runs the variant with the bug; SILENT_BUG=corrected runs the other."""
+    return os.environ.get("SILENT_BUG", "buggy") == "buggy"
+
+
+@final
+@dataclass(frozen=True)
+class Case:
+    """A silent bug: where it was found, and what a tool should say about it.
+
+    `locations` are the names of modules or subjects that are right to blame, as patterns; a source
+    line of the function with the comment `# BUG` is always right. `causes` are the values of
+    `Suspect` that are right.
+    """
+
+    source: str  # such as "torchtitan 179d9e100", or "classic"
+    summary: str  # what is wrong, and what users saw
+    mesh: Mapping[str, int]
+    causes: tuple[str, ...]
+    locations: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] = ()
+    batch_dim: int = 0
+    num_steps: int = 2
