@@ -30,7 +30,7 @@ Table = tuple[TensorKind, str]
 Key = tuple[TensorKind, str]
 
 TrainStep = Callable[..., object]
-"""`train_step(model, batch, optimizer)`, perhaps with a parameter `mesh`."""
+"""`train_step(model, batch, optimizer)`, perhaps with a fourth parameter, the mesh."""
 MakeOptimizer = Callable[[nn.Module], object]
 
 CLIPPED: Table = (TensorKind.CLIPPED, "")
@@ -56,9 +56,16 @@ class Training:
     ) -> object:
         """Run one step; with `mesh` as one of its ranks. Returns what the user's function does."""
         step = self.step if mesh is None else self.rank_step
-        if "mesh" in inspect.signature(step).parameters:
-            return step(model, batch, optimizer, mesh=mesh)
-        return step(model, batch, optimizer)
+        return step(model, batch, optimizer, *([mesh] if _takes_mesh(step) else []))
+
+
+def _takes_mesh(step: TrainStep) -> bool:
+    """Whether a step has a fourth parameter that must be passed, or that is named `mesh`."""
+    parameters = list(inspect.signature(step).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 4:
+        return False
+    return positional[3].name == "mesh" or positional[3].default is inspect.Parameter.empty
 
 
 @final
@@ -220,7 +227,7 @@ class TrainingRecorder:
         self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
-        """Copy gradients after clipping: those of the parameters `own`, and others not yet copied."""
+        """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""
         if self._is_clipped:
             table = self._values.tables.setdefault(CLIPPED, {})
             named = self._parameters()
