@@ -12,7 +12,7 @@ from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_
 from shardscope.parallel.equivalence.names import tie_names
 from shardscope.parallel.equivalence.step import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.equivalence.training import Key, Table
+from shardscope.parallel.equivalence.training import CLIPPED, Key, Table
 from shardscope.record import TensorKind
 
 Tensors = list[torch.Tensor]
@@ -114,9 +114,19 @@ def make_cases(
     for of_parameters in dict.fromkeys(
         key for result in (runs.reference, *ranks) for key in result.tables()
     ):
-        yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
+        if of_parameters != CLIPPED or any(map(_changes_gradients, (runs.reference, *ranks))):
+            yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
     yield from _make_setting_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _changes_gradients(result: StepResult) -> bool:
+    """Whether the optimizer gets other gradients than those that are compared before clipping."""
+    clipped = result.training.tables.get(CLIPPED, {})
+    return any(
+        name in result.gradients and not torch.equal(result.gradients[name], tensor)
+        for name, tensor in clipped.items()
+    )
 
 
 def _make_parameter_cases(

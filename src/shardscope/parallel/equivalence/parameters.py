@@ -139,6 +139,7 @@ class TracedWeights:
     def apply(self, ranks: Sequence[StepResult]) -> list[StepResult]:
         """The results with full gradients, and parameters under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
+        raw_gradients = self._put_together([rank.raw_gradients for rank in ranks])
         training = self._apply_to_training(ranks)
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
@@ -149,6 +150,7 @@ class TracedWeights:
                 replace(
                     rank,
                     gradients=rank_gradients,
+                    raw_gradients=raw_gradients[index],
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },

@@ -260,6 +260,9 @@ class OpProbe:
     def before_backward(self, _: object) -> None:
         """Unused: ops of backward are left out."""
 
+    def after_backward(self) -> None:
+        """Unused: ops of backward are left out."""
+
     def before_clipping(self) -> None:
         """Unused: clipping calls ops."""
 
