@@ -42,6 +42,7 @@ from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import find_origins, find_output_layout
 from shardscope.parallel.parity.probe import (
     OUTSIDE,
+    BackwardProbe,
     ModuleProbe,
     OpProbe,
     ProbePoint,
@@ -71,6 +72,7 @@ Report = Callable[[str, str], None]
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 # What differs first if the code outside the modules computes a loss or changes gradients.
 _OUTSIDE_MODULES = (OriginKind.LOSS, OriginKind.GRADIENT_OF_PARAMETER)
+_MAX_BACKWARDS = 16  # micro-batches whose gradients are kept apart
 _MAX_MASKED = 8  # shards; the single device runs once for each
 
 
@@ -313,7 +315,29 @@ class _Session:
         ]
         del recorded, runs, ranks
         op = self._find_op(origins, index, is_deterministic=is_deterministic)
-        return replace(parity_result, origins=origins, types=probes[0].types, op=op)
+        return replace(
+            parity_result,
+            origins=origins,
+            types=probes[0].types,
+            op=op,
+            contributions=self._find_contributions(parity_result, origins),
+        )
+
+    def _find_contributions(
+        self, parity_result: ParityResult, origins: Sequence[Origin]
+    ) -> list[dict[str, torch.Tensor]]:
+        """What each micro-batch adds to the single device's gradients, if outputs agree."""
+        wrong = _wrong(parity_result.comparisons)
+        has_wrong_gradients = any(result.case.kind is TensorKind.GRADIENT for result in wrong)
+        is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
+        num_backwards = parity_result.reference.num_backwards
+        if is_forward or not has_wrong_gradients or not 1 < num_backwards <= _MAX_BACKWARDS:
+            return []
+        probe = BackwardProbe()
+        probed = ProbedStep(probe, parity_result.index)
+        version = self._version
+        run_task(version.model, version.task, Variant(is_fp64=self.has_exact), probed=probed)
+        return probe.contributions
 
     def _test_own_shard(
         self,
