@@ -148,6 +148,8 @@ def send_and_receive(rank):
     [
         (all_reduce(dist.ReduceOp.SUM), [[10, 12], [10, 12]]),
         (all_reduce(dist.ReduceOp.AVG), [[5, 6], [5, 6]]),
+        (all_reduce(dist._make_nccl_premul_sum(0.5)), [[5, 6], [5, 6]]),
+        (all_reduce(dist._make_nccl_premul_sum(torch.tensor([0.5]))), [[5, 6], [5, 6]]),
         (all_reduce(dist.ReduceOp.MAX), [[10, 11], [10, 11]]),
         (all_reduce(dist.ReduceOp.MIN), [[0, 1], [0, 1]]),
         (all_reduce(dist.ReduceOp.PRODUCT), [[0, 11], [0, 11]]),

@@ -25,8 +25,9 @@ class CollectiveRequest:
 
     `kind` is `all_reduce`, `reduce`, `broadcast`, `all_gather`, `gather`, `scatter`,
     `reduce_scatter`, `all_to_all`, `all_to_all_single` or `barrier`; `root` is a rank of the group;
-    `reduction` is the name of a `ReduceOp`, such as `SUM`. `outputs` are the tensors to be filled,
-    if the caller has some.
+    `reduction` is the name of a `ReduceOp`, such as `SUM`; `factor` is what `PREMUL_SUM`, with
+    which FSDP divides gradients, multiplies this rank's input by. `outputs` are the tensors to be
+    filled, if the caller has some.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class CollectiveRequest:
     outputs: Tensors = ()
     root: int = 0
     reduction: str = ""
+    factor: float | torch.Tensor | None = None
     input_splits: Sequence[int] = ()
     output_splits: Sequence[int] = ()
     purpose: str = ""  # in words, for shardscope's own collectives
@@ -113,6 +115,12 @@ def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
     dtype = parts[0].dtype
     is_16_bit = dtype.is_floating_point and dtype.itemsize == 2
     total = parts[0].to(torch.float32 if is_16_bit else dtype, copy=True)
+    if reduction == "PREMUL_SUM":
+        parts = [
+            part.to(total.dtype) * (1.0 if request.factor is None else request.factor)
+            for part, request in zip(parts, requests, strict=True)
+        ]
+        total = parts[0].clone()
     for part in parts[1:]:
         total = _REDUCTIONS[reduction](total, part)
     if reduction == "AVG":
@@ -124,6 +132,7 @@ def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": torch.Tensor.add_,
     "AVG": torch.Tensor.add_,
+    "PREMUL_SUM": torch.Tensor.add_,
     "PRODUCT": torch.Tensor.mul_,
     "MAX": torch.maximum,
     "MIN": torch.minimum,
@@ -131,6 +140,14 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "BOR": torch.Tensor.bitwise_or_,
     "BXOR": torch.Tensor.bitwise_xor_,
 }
+
+
+def read_factor(op: Any) -> float | torch.Tensor | None:
+    """The factor of a `ReduceOp.PREMUL_SUM`, which torch shows only in its pickled state."""
+    if name_reduction(op) != "PREMUL_SUM" or not isinstance(op, ReduceOp):
+        return None
+    factor: float | torch.Tensor = op.__getstate__()[1]  # type: ignore[no-untyped-call]
+    return factor
 
 
 def name_reduction(op: Any) -> str:

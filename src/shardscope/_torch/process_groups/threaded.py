@@ -18,7 +18,11 @@ from torch.distributed import distributed_c10d
 
 from shardscope._torch.fake import FakeTensorMode
 from shardscope._torch.private import find_name
-from shardscope._torch.process_groups.collective_semantics import CollectiveRequest, name_reduction
+from shardscope._torch.process_groups.collective_semantics import (
+    CollectiveRequest,
+    name_reduction,
+    read_factor,
+)
 from shardscope._torch.process_groups.simulated import forget_placements
 
 _create_work_from_future = find_name(
@@ -104,13 +108,13 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         tensors = _listed(tensors)
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return self._join("all_reduce", tensors, tensors, reduction=name_reduction(op))
+        return self._join("all_reduce", tensors, tensors, **_read_reduction(op))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> Any:
         return self._join(
-            "reduce", tensors, tensors, root=opts.rootRank, reduction=name_reduction(opts.reduceOp)
+            "reduce", tensors, tensors, root=opts.rootRank, **_read_reduction(opts.reduceOp)
         )
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
@@ -148,9 +152,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [tensor for tensors in inputs for tensor in tensors]
-        return self._join(
-            "reduce_scatter", spread, outputs, reduction=name_reduction(opts.reduceOp)
-        )
+        return self._join("reduce_scatter", spread, outputs, **_read_reduction(opts.reduceOp))
 
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any) -> Any:
         return self.reduce_scatter_single_coalesced([output], [source], opts)
@@ -247,6 +249,10 @@ class _Receipt(dist.Work):
 
     def _source_rank(self) -> int:
         return self._sender
+
+
+def _read_reduction(op: Any) -> dict[str, Any]:
+    return {"reduction": name_reduction(op), "factor": read_factor(op)}
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

@@ -151,6 +151,7 @@ class TracedWeights:
                     rank,
                     gradients=rank_gradients,
                     raw_gradients=raw_gradients[index],
+                    local_squares=_rename(rank.local_squares, origins),
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },

@@ -66,6 +66,7 @@ class StepResult:
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -317,10 +318,21 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_calls=len(calls),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
+        local_squares=_find_squares(gradients) if task.training is not None else {},
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
+
+
+def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
+    first = {id(tensor): name for name, tensor in reversed(gradients.items())}
+    return {
+        name: float(_local(tensor).double().square().sum())
+        for name, tensor in gradients.items()
+        if first[id(tensor)] == name and not name.startswith("inputs")
+    }
 
 
 def _gather_all(

@@ -24,6 +24,7 @@ from shardscope.parallel.parity.scale_causes import (
     find_bias,
     find_ratio,
     find_ratio_of_each_rank,
+    find_ratio_of_each_row,
     find_residual,
 )
 from shardscope.parallel.parity.slice_causes import (
@@ -76,7 +77,12 @@ def explain(
         if explanation is not None:
             return explanation
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
-    finders = (find_slices_of_each_rank, find_ratio_of_each_rank, find_shuffled_values)
+    finders = (
+        find_slices_of_each_rank,
+        find_ratio_of_each_rank,
+        find_ratio_of_each_row,
+        find_shuffled_values,
+    )
     return next(itertools.chain.from_iterable(find(evidence) for find in finders), unknown)
 
 

@@ -107,8 +107,14 @@ def _find_changed(
     return [
         (name, single_numbers[name], value)
         for name, value in rank_numbers.items()
-        if name in single_numbers and not math.isclose(value, single_numbers[name], rel_tol=1e-9)
+        if name in single_numbers and not _is_same_number(value, single_numbers[name])
     ]
+
+
+def _is_same_number(value: float, reference: float) -> bool:
+    """Whether two arguments are equal; NaN stands for one that is not given."""
+    both_missing = math.isnan(value) and math.isnan(reference)
+    return both_missing or math.isclose(value, reference, rel_tol=1e-9)
 
 
 def _names(step_result: StepResult) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -168,8 +169,8 @@ class OriginExplainer:
             name, single_value, rank_value = op.changed[0]
             return Explanation(
                 Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
-                f"its argument {name} is {rank_value:.6g} on the ranks and {single_value:.6g} on "
-                "the single device",
+                f"its argument {name} is {_format_argument(rank_value)} on the ranks and "
+                f"{_format_argument(single_value)} on the single device",
                 remedy="Use the same value on the ranks; if it follows from a size, take that of "
                 "the full model, not that of a shard.",
             )
@@ -219,3 +220,7 @@ class OriginExplainer:
             return Explanation(Suspect.PERMUTED, clause, axes)
         clause = f"the loss is computed from each rank's own shard of the output only ({where})"
         return Explanation(Suspect.MISSING_REDUCTION, clause, axes)
+
+
+def _format_argument(value: float) -> str:
+    return "not given" if math.isnan(value) else f"{value:.6g}"

@@ -6,6 +6,7 @@ tensor, which its ranks gather together.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -309,7 +310,11 @@ class OpProbe:
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
         named = name_arguments(func, args, kwargs)
-        self.numbers[point.encode()] = {k: v for k, v in named.items() if isinstance(v, float)}
+        self.numbers[point.encode()] = {
+            name: math.nan if value is None else value
+            for name, value in named.items()
+            if isinstance(value, float | None)
+        }
         written = {
             path: tensor
             for path, tensor in arguments.items()

@@ -22,6 +22,7 @@ from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Suspect
 
 _MAX_REST = 1e-4  # of gradients that a sum over micro-batches may leave unexplained
+_MIN_CONSTRAINTS = 8  # numbers that the factors of rows must explain
 _MIN_SPREAD = 1e-2  # between the factors of micro-batches
 
 
@@ -81,6 +82,37 @@ def find_ratio_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
             if 1 < size == len(wanted):
                 chunks = evidence.ranks[0].chunk(size, dim)
                 yield from _match_ratios(evidence, chunks, wanted, (name,))
+
+
+def find_ratio_of_each_row(evidence: Evidence) -> Iterator[Explanation]:
+    """Rows, such as samples or tokens, with different factors, such as means over other counts."""
+    target, size = evidence.target, evidence.target.shape[-1] if evidence.target.ndim else 0
+    # A row of two columns is weak evidence, and many of them are strong.
+    num_constraints = (size - 1) * (target.numel() // max(size, 1))
+    if evidence.case.floor is None or num_constraints < _MIN_CONSTRAINTS:
+        return
+    rows = target.reshape(-1, size)
+    is_used = rows.abs().amax(1) > 0
+    factors: list[torch.Tensor] = []
+    for tensor in evidence.ranks:
+        values = tensor.reshape(-1, size)
+        ratios = (values * rows).sum(1) / rows.square().sum(1).clamp_min(1e-300)
+        scale = float(ratios.abs().max().clamp_min(1.0))
+        if not evidence.is_near(values, rows * ratios.unsqueeze(1), scale):
+            return
+        factors.append(ratios[is_used])
+    known = torch.cat(factors)
+    least, largest = float(known.min()), float(known.max())
+    if len(known) > 1 and largest - least > _MIN_SPREAD:
+        distinct = len({round(float(value), 4) for value in known})
+        yield Explanation(
+            Suspect.SCALED,
+            predicate=f"has rows that are multiplied by different factors, {distinct:,} of them "
+            f"from {least:.4g} to {largest:.4g}",
+            remedy="Look for what differs between samples, tokens or micro-batches and is counted "
+            "on each rank, or in each micro-batch, by itself: divide by the count of all of them, "
+            "once; or for weights that are not normalised.",
+        )
 
 
 def _match_ratios(

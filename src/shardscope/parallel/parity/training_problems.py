@@ -15,7 +15,7 @@ import torch
 from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.evidence import find_median_ratio, list_sizes
+from shardscope.parallel.parity.evidence import find_median_ratio, group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import Explanation, list_names, make_sentence
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import ParityResult
@@ -280,10 +280,9 @@ def explain_norm(
     squares = {result.case.name: _square(references[result.case.name]) for result in gradients}
     if not math.isclose(sum(squares.values()), float(_target(comparison)) ** 2, rel_tol=_RTOL):
         return explain(comparison, axes)  # another norm than the square root of a sum of squares
-    local = [_local_square(parity_result.ranks[rank]) for rank in range(len(values))]
-    if all(
-        own is not None and math.isclose(own, value**2, rel_tol=_RTOL)
-        for own, value in zip(local, values, strict=True)
+    local = [sum(rank.local_squares.values()) for rank in parity_result.ranks]
+    if len(local) == len(values) and all(
+        math.isclose(own, value**2, rel_tol=_RTOL) for own, value in zip(local, values, strict=True)
     ):
         return Explanation(
             Suspect.NORM,
@@ -293,7 +292,7 @@ def explain_norm(
         )
     groups: dict[tuple[str, ...], list[str]] = {}
     for result in gradients:
-        sharded = _find_sharding_axes(result, axes)
+        sharded = _find_sharding_axes(result.case.name, squares, parity_result.ranks, axes)
         groups.setdefault(sharded, []).append(result.case.name)
     if len({round(value, 12) for value in values}) == 1 and len(groups) <= _MAX_GROUPS:
         counted = _find_counts(
@@ -306,42 +305,26 @@ def explain_norm(
     return explain(comparison, axes)
 
 
-def _local_square(rank: StepResult) -> float | None:
-    """The sum of squares of the gradients that a rank stores."""
-    total = 0.0
-    seen: set[int] = set()
-    for name, gradient in rank.gradients.items():
-        if id(gradient) in seen or name.startswith("inputs"):
-            continue
-        seen.add(id(gradient))
-        region = rank.regions.get((TensorKind.GRADIENT, name))
-        part = gradient if region is None else gradient[tuple(slice(*bounds) for bounds in region)]
-        total += _square(part)
-    return total
-
-
 def _square(tensor: torch.Tensor) -> float:
     return float(to_fp64_on_cpu(tensor).square().sum())
 
 
-def _find_sharding_axes(result: TensorComparison, axes: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes along which ranks store different parts of a gradient."""
-    if result.layout is not None:
-        return tuple(n for n, dim in zip(axes, result.layout.dims, strict=True) if dim is not None)
-    regions = result.case.regions
-    if not regions or any(region is None for region in regions):
-        return ()
-    sizes = tuple(axes.values())
-    coordinates = list(itertools.product(*(range(size) for size in sizes)))
-    sharding = []
-    for index, name in enumerate(axes):
-        by_rest: dict[tuple[int, ...], set[object]] = {}
-        for coordinate, region in zip(coordinates, regions, strict=True):
-            rest = coordinate[:index] + coordinate[index + 1 :]
-            by_rest.setdefault(rest, set()).add(region)
-        if any(len(distinct) > 1 for distinct in by_rest.values()):
-            sharding.append(name)
-    return tuple(sharding)
+def _find_sharding_axes(
+    name: str,
+    squares: Mapping[str, float],
+    ranks: Sequence[StepResult],
+    axes: Mapping[str, int],
+) -> tuple[str, ...]:
+    """The axes over which the squared norms of what ranks store of a gradient add up to its own."""
+    local = [rank.local_squares.get(name) for rank in ranks]
+    known = [0.0 if square is None else square for square in local]
+    for sharding, lines in ((), [[rank] for rank in range(len(ranks))]), *group_ranks(axes):
+        if all(
+            math.isclose(sum(known[rank] for rank in line), squares[name], rel_tol=_RTOL)
+            for line in lines
+        ):
+            return sharding
+    return ()
 
 
 def _find_counts(
