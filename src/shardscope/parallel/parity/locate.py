@@ -88,6 +88,7 @@ class _ProbeComparisons:
         frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
         self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
         ranks = [_match_calls(rank, runs.reference) for rank in ranks]
+        self._are_calls_aligned = not mesh.batch_axes or _are_calls_aligned(runs, ranks, mesh)
         self.comparisons = self._compare(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.comparisons |= self._compare_gradients(runs, ranks, mesh)
         self._reference = runs.reference.snapshots
@@ -114,9 +115,8 @@ class _ProbeComparisons:
                 break
         return best
 
-    @staticmethod
     def _compare(
-        runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, phase: Phase, factor: float
+        self, runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, phase: Phase, factor: float
     ) -> dict[ProbePoint, TensorComparison]:
         """Compare all calls of a module together, or, where these differ, one by one."""
         calls: dict[ProbePoint, list[ProbePoint]] = {}
@@ -128,7 +128,11 @@ class _ProbeComparisons:
         for point, comparison in _compare_points(
             runs, ranks, mesh, factor, set(calls), is_merged=True
         ):
-            is_shared = comparison.verdict.agreement in TOLERABLE or len(calls[point]) == 1
+            is_shared = (
+                comparison.verdict.agreement in TOLERABLE
+                or len(calls[point]) == 1
+                or not self._are_calls_aligned
+            )
             results |= dict.fromkeys(calls[point] if is_shared else [point], comparison)
         several = {
             point
@@ -137,6 +141,7 @@ class _ProbeComparisons:
             if first in results
             and len(points) > 1
             and results[first].verdict.agreement not in TOLERABLE
+            and self._are_calls_aligned
         }
         results |= dict(_compare_points(runs, ranks, mesh, factor, several, is_merged=False))
         return {
@@ -260,6 +265,23 @@ class _ProbeComparisons:
             return [module for module in modules if not callers[module] & modules.keys()]
         outer = set().union(*callers.values())
         return [module for module in modules if module not in outer]
+
+
+def _are_calls_aligned(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> bool:
+    """Whether ranks divide the samples of each call, and not those of the step, into micro-batches.
+
+    Judged by the first module whose outputs agree over all calls; true if there is none.
+    """
+    calls: dict[ProbePoint, list[ProbePoint]] = {}
+    for point in map(ProbePoint.decode, runs.reference.snapshots):
+        if point.phase is Phase.FORWARD and point.role is Role.OUTPUT:
+            calls.setdefault(point._replace(call=0), []).append(point)
+    several = {first for first, points in calls.items() if len(points) > 1}
+    for first, merged in _compare_points(runs, ranks, mesh, 1.0, several, is_merged=True):
+        if merged.verdict.agreement in TOLERABLE:
+            each = _compare_points(runs, ranks, mesh, 1.0, set(calls[first]), is_merged=False)
+            return all(comparison.verdict.agreement in TOLERABLE for _, comparison in each)
+    return True
 
 
 def _match_calls(rank: StepResult, reference: StepResult) -> StepResult:

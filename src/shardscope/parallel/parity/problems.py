@@ -38,6 +38,7 @@ from shardscope.record import (
     TOLERABLE,
     Agreement,
     Phase,
+    Source,
     Suspect,
     TensorKind,
     TensorVerdict,
@@ -214,7 +215,7 @@ class _Problems:
             " ".join(remedies),
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
-            source=self._op_outside.source if self._op_outside else None,
+            source=self._source_outside,
         )
 
     @property
@@ -223,6 +224,13 @@ class _Problems:
         origins = self._result.origins
         is_outside = not origins or origins[0].phase is Phase.BACKWARD
         return self._result.op if is_outside else None
+
+    @property
+    def _source_outside(self) -> Source | None:
+        """The line of that op, or else the line of the ranks that starts backward."""
+        if self._op_outside is not None and self._op_outside.source is not None:
+            return self._op_outside.source
+        return self._result.find_source(TensorKind.LOSS, "loss")
 
     def _name_op(self) -> str:
         """A sentence that names the first op outside the modules that differs; else empty."""
@@ -246,7 +254,14 @@ class _Problems:
             remedy="Call zero_grad() once before the first micro-batch, not before each of them.",
         )
         fact = f"Outputs agree. {cause.to_sentence()}"
-        return Problem(cause, "all gradients", fact, cause.remedy, phase=Phase.BACKWARD)
+        return Problem(
+            cause,
+            "all gradients",
+            fact,
+            cause.remedy,
+            phase=Phase.BACKWARD,
+            source=self._source_outside,
+        )
 
     def _find_num_calls(self, cause: Explanation) -> int | None:
         """The number of calls of the model in a step, if it is the factor between gradients."""
@@ -282,7 +297,7 @@ class _Problems:
             cause.remedy,
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
-            source=self._op_outside.source if self._op_outside else None,
+            source=self._source_outside,
         )
 
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
@@ -335,7 +350,7 @@ class _Problems:
             names=tuple(names),
             rule=f"parity-{verdict.agreement}" if is_plain else "",
             op=self._op_outside.name if self._op_outside else "",
-            source=self._op_outside.source if self._op_outside else None,
+            source=self._source_outside,
         )
 
     def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
@@ -389,8 +404,15 @@ class _Problems:
             phase=origin.phase,
             rule=f"parity-{agreement}" if is_plain else "",
             op="" if op is None else op.name,
-            source=None if op is None else op.source,
+            source=self._find_source(origin, op),
         )
+
+    def _find_source(self, origin: Origin, op: WrongOp | None) -> Source | None:
+        """The line of the op, or for a loss the line of the ranks that starts backward."""
+        if op is not None and op.source is not None:
+            return op.source
+        is_loss = origin.kind is OriginKind.LOSS
+        return self._result.find_source(TensorKind.LOSS, "loss") if is_loss else None
 
     def _describe_buffers(self) -> Iterator[Problem]:
         """Buffers that differ although all other tensors agree; one problem per module."""

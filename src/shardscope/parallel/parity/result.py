@@ -14,7 +14,7 @@ import torch
 
 from shardscope.parallel.equivalence import Layout, StepResult, TensorComparison
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.record import Phase, TensorKind
+from shardscope.record import Phase, Source, TensorKind
 
 OF_MODEL = (TensorKind.OUTPUT, TensorKind.GRADIENT)
 """The kinds of tensors that forward and backward of the model compute."""
@@ -98,6 +98,11 @@ class ParityResult:
     is_training: bool = False  # the steps are training steps
     # What each backward pass of the single device adds to the gradients, if there are several.
     contributions: Sequence[Mapping[str, torch.Tensor]] = ()
+
+    def find_source(self, kind: TensorKind, name: str) -> Source | None:
+        """The line of the ranks that computes or reads a number; None if it is not known."""
+        sources = (rank.training.sources.get((kind, name)) for rank in self.ranks)
+        return next((source for source in sources if source is not None), None)
 
 
 def is_within(module: str, outer: str) -> bool:

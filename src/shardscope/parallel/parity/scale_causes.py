@@ -86,7 +86,8 @@ def find_ratio_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
 
 def find_ratio_of_each_row(evidence: Evidence) -> Iterator[Explanation]:
     """Rows, such as samples or tokens, with different factors, such as means over other counts."""
-    target, size = evidence.target, evidence.target.shape[-1] if evidence.target.ndim else 0
+    target = evidence.target
+    size = target.shape[-1] if target.ndim > 1 else 0
     # A row of two columns is weak evidence, and many of them are strong.
     num_constraints = (size - 1) * (target.numel() // max(size, 1))
     if evidence.case.floor is None or num_constraints < _MIN_CONSTRAINTS:

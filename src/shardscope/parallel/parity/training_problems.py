@@ -65,12 +65,12 @@ class TrainingProblems:
     def _list(self, kind: TensorKind) -> list[TensorComparison]:
         return [result for result in self._wrong if result.case.kind is kind]
 
-    def _source(self, kind: TensorKind, name: str) -> Source | None:
-        """The line behind a number, on the ranks or else on the single device."""
-        for result in (*self._result.ranks, self._result.reference):
-            if (kind, name) in result.training.sources:
-                return result.training.sources[kind, name]
-        return self._result.op.source if self._result.op is not None else None
+    def _find_source(self, kind: TensorKind, name: str) -> Source | None:
+        """The line behind a number: of the ranks, or of the first op that differs."""
+        source = self._result.find_source(kind, name)
+        if source is None and self._result.op is not None:
+            return self._result.op.source
+        return source
 
     def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
         comparison = wrong[0]
@@ -89,7 +89,7 @@ class TrainingProblems:
             "gradient that ranks hold as copies once.",
             phase=Phase.BACKWARD,
             names=(comparison.case.name,),
-            source=self._source(TensorKind.NORM, comparison.case.name),
+            source=self._find_source(TensorKind.NORM, comparison.case.name),
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
@@ -135,7 +135,7 @@ class TrainingProblems:
             remedy,
             phase=Phase.BACKWARD,
             names=tuple(names),
-            source=self._source(TensorKind.NORM, "gradient norm"),
+            source=self._find_source(TensorKind.NORM, "gradient norm"),
         )
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
@@ -241,7 +241,7 @@ class TrainingProblems:
             cause = Explanation(
                 Suspect.OUT_OF_SYNC, "each rank has its own value, which no axis reduces to it"
             )
-        source = self._source(result.case.kind, name)
+        source = self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
             f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "
@@ -256,6 +256,15 @@ class TrainingProblems:
             names=(name,),
             source=source,
         )
+
+    def _find_reading(self, values: Sequence[float]) -> Source | None:
+        """The line that reads on the first rank what the step returns there."""
+        for rank in self._result.ranks[:1]:
+            for key, numbers in rank.training.scalars.items():
+                is_read = key in rank.training.sources and bool(numbers)
+                if is_read and math.isclose(float(numbers[-1]), values[0], rel_tol=1e-6):
+                    return rank.training.sources[key]
+        return None
 
 
 def cause_source(parity_result: ParityResult) -> Source | None:
