@@ -70,6 +70,7 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
+    UPDATED,
     Key,
     Table,
     Training,
@@ -81,6 +82,7 @@ __all__ = [
     "AS_IT_IS",
     "MARKED",
     "OF_A_RANK",
+    "UPDATED",
     "Case",
     "Key",
     "Layout",

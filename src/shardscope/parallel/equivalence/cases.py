@@ -141,10 +141,15 @@ def _make_parameter_cases(
     kind, entry = of_parameters
     references = table.references_of(of_parameters)
     of_ranks = [rank.tables().get(of_parameters, {}) for rank in ranks]
+    # An optimizer that is sharded by parameters has the state of one on some ranks only.
+    absent = [
+        rank.absent | (references.keys() - named.keys() if kind is TensorKind.STATE else set())
+        for rank, named in zip(ranks, of_ranks, strict=True)
+    ]
     for name in dict.fromkeys(name for named in (references, *of_ranks) for name in named):
         if aliases.get(name, name) != name or (name in added and name not in references):
             continue
-        tensors = _find_of_parameter(name, aliases, of_ranks, [rank.absent for rank in ranks])
+        tensors = _find_of_parameter(name, aliases, of_ranks, absent)
         region_name = name if kind is TensorKind.GRADIENT else f"{name}\0{entry}"
         regions = tuple(rank.regions.get((kind, region_name)) for rank in ranks)
         case = table.make_parameter_case(of_parameters, name, tensors)

@@ -16,6 +16,7 @@ from typing import final
 import torch
 
 _MAX_LAYOUTS = 4096
+_MAX_ROWS = 64  # of a flattened dim
 
 
 class Order(StrEnum):
@@ -32,18 +33,21 @@ class Layout:
     """For each mesh axis the tensor dim that it shards, or None where it replicates.
 
     Where two axes shard one dim, a later axis shards within an earlier one; with `is_strided`
-    an earlier within a later, as FSDP does with a dim that tensor parallelism shards.
+    an earlier within a later, as FSDP does with a dim that tensor parallelism shards. With
+    `num_rows` above 1, dims are flattened from so many rows, each of which is sharded, as where
+    tokens of all sequences are flattened that context parallelism shards.
     """
 
     sizes: tuple[int, ...]
     dims: tuple[int | None, ...]
     orders: tuple[Order, ...]
     is_strided: bool = False
+    num_rows: int = 1
 
     @property
     def is_contiguous(self) -> bool:
         """Whether every rank holds one contiguous chunk."""
-        return all(order is Order.CONTIGUOUS for order in self.orders)
+        return self.num_rows == 1 and all(order is Order.CONTIGUOUS for order in self.orders)
 
     def join(self, shards: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """The full tensor on each rank; None if the shards do not fit together."""
@@ -54,7 +58,8 @@ class Layout:
             if dim is None:
                 continue
             for line in ranks_along(self.sizes, axis):
-                joined = _join([full[rank] for rank in line], dim, self.orders[axis])
+                parts = [full[rank] for rank in line]
+                joined = _join_rows(parts, dim, self.orders[axis], self.num_rows)
                 if joined is None:
                     return None
                 for rank in line:
@@ -84,7 +89,8 @@ class Layout:
         for axis, dim, order in zip(axes, self.dims, self.orders, strict=True):
             if dim is not None:
                 note = "" if order is Order.CONTIGUOUS else f" ({order})"
-                parts.append(f"dim {dim} over {axis}{note}")
+                rows = f" (within each of {self.num_rows} rows)" if self.num_rows > 1 else ""
+                parts.append(f"dim {dim} over {axis}{note}{rows}")
         return " and ".join(parts)
 
 
@@ -112,6 +118,26 @@ def shard_layouts(
             if sizes[axis] > 1:
                 orders = (*contiguous[:axis], order, *contiguous[axis + 1 :])
                 yield Layout(sizes, dims, orders)
+    for dims in fitting:
+        yield from _flattened_layouts(shards, sizes, dims)
+
+
+def _flattened_layouts(
+    shards: Sequence[torch.Tensor], sizes: tuple[int, ...], dims: Sequence[int | None]
+) -> Iterator[Layout]:
+    """Layouts in which one axis shards each row of a first dim that is flattened from rows."""
+    sharded = [axis for axis, dim in enumerate(dims) if dim is not None]
+    if len(sharded) != 1 or dims[sharded[0]] != 0 or sizes[sharded[0]] < 2:
+        return
+    lengths = {shard.shape[0] for shard in shards}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    for num_rows in range(2, min(length // 2, _MAX_ROWS) + 1):
+        if length % num_rows == 0:
+            for order in (Order.CONTIGUOUS, Order.ZIGZAG):
+                orders = tuple(
+                    order if axis in sharded else Order.CONTIGUOUS for axis in range(len(sizes))
+                )
+                yield Layout(sizes, tuple(dims), orders, num_rows=num_rows)
 
 
 def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
@@ -157,6 +183,18 @@ def _has_all(
     """Whether the numbers of elements add up; shards may be uneven."""
     copies = math.prod(size for size, dim in zip(sizes, dims, strict=True) if dim is None)
     return sum(shard.numel() for shard in shards) == copies * math.prod(shape)
+
+
+def _join_rows(
+    parts: Sequence[torch.Tensor], dim: int, order: Order, num_rows: int
+) -> torch.Tensor | None:
+    """Join shards, or, if the dim is flattened from several rows, those of each row."""
+    if num_rows == 1:
+        return _join(parts, dim, order)
+    if any(part.shape[dim] % num_rows for part in parts):
+        return None
+    joined = _join([part.unflatten(dim, (num_rows, -1)) for part in parts], dim + 1, order)
+    return None if joined is None else joined.flatten(dim, dim + 1)
 
 
 def _join(parts: Sequence[torch.Tensor], dim: int, order: Order) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     Case,
     Layout,
@@ -23,6 +24,7 @@ from shardscope.parallel.equivalence import (
     make_cases,
     ranks_by_distance,
 )
+from shardscope.parallel.parity.evidence import find_median_ratio
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
 from shardscope.parallel.parity.result import Origin, OriginKind, is_within
 from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
@@ -48,7 +50,9 @@ def find_origins(
 
     `probe` is the single device's; `gradients` are the compared gradients of parameters.
     """
-    probed = _ProbeComparisons(runs, ranks, mesh, probe)
+    wrong = [result for result in gradients if result.verdict.agreement not in TOLERABLE]
+    is_mostly_right = 2 * len(wrong) < len(gradients)
+    probed = _ProbeComparisons(runs, ranks, mesh, probe, has_own_scale=is_mostly_right)
     if not probed.is_fine("", Phase.FORWARD):
         forward = next(_find_forward(probed), None)
         if forward is not None:
@@ -71,13 +75,33 @@ def _is_same_module(module: str | None, outer: str | None) -> bool:
     return module == outer or (bool(outer) and is_within(module, outer))
 
 
+def _find_factor(comparison: TensorComparison) -> float | None:
+    """The factor of a gradient on all ranks, if it is another than 1."""
+    if comparison.verdict.agreement in TOLERABLE or not comparison.full:
+        return None
+    target = comparison.case.target
+    assert target is not None
+    ratios = [find_median_ratio(full, to_fp64_on_cpu(target)) for full in comparison.full_in_fp64()]
+    ratio = ratios[0]
+    is_same = ratio and all(r is not None and math.isclose(r, ratio, rel_tol=1e-6) for r in ratios)
+    return float(f"{ratio:.6g}") if is_same and math.isfinite(ratio or 0) else None
+
+
 @final
 class _ProbeComparisons:
     """The compared tensors that probes recorded on the single device and on the ranks."""
 
     def __init__(
-        self, runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, probe: ModuleProbe
+        self,
+        runs: Runs,
+        ranks: Sequence[StepResult],
+        mesh: Mesh,
+        probe: ModuleProbe,
+        *,
+        has_own_scale: bool = False,
     ) -> None:
+        """With `has_own_scale`, backward may run with any loss scale, undone afterwards."""
+        self._has_own_scale = has_own_scale
         self.callers = probe.callers
         self.first_points = probe.first_points
         self.origins = probe.origins
@@ -104,9 +128,12 @@ class _ProbeComparisons:
         factors = [math.prod(mesh.sizes[axis] for axis in mesh.batch_axes), 1]
         for count in range(1, len(mesh.sizes) + 1):
             factors += [math.prod(subset) for subset in itertools.combinations(mesh.sizes, count)]
+        if self._has_own_scale:
+            unscaled = self._compare(runs, ranks, mesh, Phase.BACKWARD, 1.0)
+            factors += [_find_factor(comparison) for comparison in unscaled.values()]
         best: dict[ProbePoint, TensorComparison] = {}
         best_count = -1
-        for factor in dict.fromkeys(factors):
+        for factor in dict.fromkeys(filter(None, factors)):
             comparisons = self._compare(runs, ranks, mesh, Phase.BACKWARD, float(factor))
             count = sum(result.verdict.agreement in TOLERABLE for result in comparisons.values())
             if count > best_count:
@@ -154,10 +181,14 @@ class _ProbeComparisons:
     def wrong(self, phase: Phase) -> Iterator[tuple[ProbePoint, TensorComparison]]:
         """Tensors that differ, in order, unless the tensors computed from them agree again.
 
-        A layer may return partial sums that its caller, or another module, reduces.
+        A layer may return partial sums that its caller, or another module, reduces, or tokens in an
+        order of its own; gradients of such tensors say nothing.
         """
         for point, comparison in self.comparisons.items():
             is_wrong = point.phase is phase and comparison.verdict.agreement in _WRONG
+            forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
+            if phase is Phase.BACKWARD and forward is not None:
+                is_wrong &= forward.verdict.agreement not in _WRONG
             if is_wrong and not self._is_corrected_later(point):
                 yield point, comparison
 

@@ -144,6 +144,7 @@ def check_parity(
         ranks=step.ranks,
         steps=[_without_parameters(compared.comparisons) for compared in steps],
         is_training=version.task.training is not None,
+        previous=steps[index - 1].reference if index else None,
     )
     return session.locate(parity_result, is_deterministic=is_deterministic)
 

@@ -31,7 +31,7 @@ from shardscope.parallel.parity.result import (
     ParityResult,
     is_within,
 )
-from shardscope.parallel.parity.scale_causes import explain_contributions
+from shardscope.parallel.parity.scale_causes import explain_contributions, explain_leftovers
 from shardscope.parallel.parity.ties import explain_tie
 from shardscope.parallel.parity.training_problems import TrainingProblems
 from shardscope.record import (
@@ -175,7 +175,9 @@ class _Problems:
             return self._describe_cleared()
         if right or len(modules) < 2:
             return None
-        mixed = explain_contributions(self._result, gradients)
+        mixed = explain_contributions(self._result, gradients) or explain_leftovers(
+            self._result, gradients
+        )
         if mixed is not None:
             return self._describe_common(mixed, len(wrong), len(wrong))
         causes = [self._causes.explain(result) for result in wrong]

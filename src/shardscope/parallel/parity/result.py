@@ -96,6 +96,7 @@ class ParityResult:
     ranks: Sequence[StepResult] = ()
     steps: Sequence[list[TensorComparison]] = ()  # the comparisons of each step
     is_training: bool = False  # the steps are training steps
+    previous: StepResult | None = None  # the single device's step before that
     # What each backward pass of the single device adds to the gradients, if there are several.
     contributions: Sequence[Mapping[str, torch.Tensor]] = ()
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from shardscope.parallel.equivalence import TensorComparison
+from shardscope.numerics import to_fp64_on_cpu
+from shardscope.parallel.equivalence import UPDATED, TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,
@@ -208,6 +209,40 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
         )
 
 
+def explain_leftovers(
+    parity_result: ParityResult, gradients: Sequence[TensorComparison]
+) -> Explanation | None:
+    """Recognize gradients to which those of the step before, or the weights, are added."""
+    previous = parity_result.previous
+    known = [result for result in gradients if result.full]
+    if previous is None or not known:
+        return None
+    excess = torch.cat([_flatten_first(r) - target_in_fp64(r.case).flatten() for r in known])
+    remedy = "Clear gradients, and buffers that hold them, before the first backward of each step."
+    for named, what, suspect in (
+        (previous.gradients, "that of the step before, which was not cleared", Suspect.STALE),
+        (
+            previous.training.tables.get(UPDATED, {}),
+            "the weight itself, as from a buffer that is used for both",
+            Suspect.OVERWRITTEN,
+        ),
+    ):
+        if any(result.case.name not in named for result in known):
+            continue
+        column = torch.cat([to_fp64_on_cpu(named[r.case.name]).flatten() for r in known])
+        factor = float(column @ excess / column.square().sum().clamp_min(1e-300))
+        rest = float((excess - factor * column).norm() / excess.norm().clamp_min(1e-300))
+        if rest <= _MAX_REST:
+            clause = f"every gradient contains {factor:.4g} times {what}"
+            return Explanation(suspect, clause, ratio=factor, remedy=remedy)
+    return None
+
+
+def _flatten_first(comparison: TensorComparison) -> torch.Tensor:
+    """The full tensor of the first rank, flattened."""
+    return mask_nonfinite(comparison.full_in_fp64()[0]).flatten()
+
+
 def explain_contributions(
     parity_result: ParityResult, gradients: Sequence[TensorComparison]
 ) -> Explanation | None:
@@ -224,7 +259,7 @@ def explain_contributions(
     if len(parts) < 2 or not known:
         return None
     columns = [torch.cat([part[r.case.name].flatten() for r in known]) for part in parts]
-    values = torch.cat([mask_nonfinite(r.full_in_fp64()[0]).flatten() for r in known])
+    values = torch.cat([_flatten_first(result) for result in known])
     matrix = torch.stack(columns, 1)
     weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
     targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])

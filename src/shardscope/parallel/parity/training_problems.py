@@ -201,7 +201,7 @@ class TrainingProblems:
         stale = [
             name
             for name in names
-            if any(name in rank.training.stale for rank in ranks)
+            if all(name in rank.training.stale or name in rank.absent for rank in ranks)
             and name not in reference.training.stale
         ]
         if stale:
