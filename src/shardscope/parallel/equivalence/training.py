@@ -7,6 +7,7 @@ it is watching. Tensors are copied when they are observed; `take` returns those 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,23 @@ class TrainingValues:
     def add_scalar(self, key: Key, value: torch.Tensor) -> None:
         """Note a further value of a number that the step computes."""
         self.scalars.setdefault(key, []).append(value)
+
+    def find_logged(self) -> frozenset[Key]:
+        """The numbers that the program reads, by line, and that are a loss or a norm."""
+        losses = [float(value) for value in self.scalars.get(_LOSS, ())]
+        norms = [float(value) for value in self.scalars.get(_NORM, ())]
+        wanted = [*losses, *norms]
+        if losses:
+            wanted += [sum(losses), sum(losses) / len(losses)]
+        return frozenset(
+            key
+            for key in self.sources
+            if any(
+                math.isclose(float(value), number, rel_tol=1e-4)
+                for value in self.scalars[key]
+                for number in wanted
+            )
+        )
 
 
 @final

@@ -14,7 +14,11 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
-from shardscope.parallel.parity.reduction_causes import explain_mixed, explain_wrong_group
+from shardscope.parallel.parity.reduction_causes import (
+    explain_mixed,
+    explain_parts,
+    explain_wrong_group,
+)
 from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
 from shardscope.parallel.parity.slice_causes import explain_fused
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
@@ -64,7 +68,16 @@ class OriginExplainer:
                 is_forward=is_forward,
                 batch_axes=self._batch_axes,
             )
+            self._causes[id(comparison)] = self._explain_parts(comparison)
         return self._causes[id(comparison)]
+
+    def _explain_parts(self, comparison: TensorComparison) -> Explanation:
+        """The cause so far, or, for a gradient without one, which ranks' parts it lacks."""
+        known = self._causes[id(comparison)]
+        if known.suspect is not Suspect.UNKNOWN or comparison.case.kind is not TensorKind.GRADIENT:
+            return known
+        raw = [rank.raw_gradients.get(comparison.case.name) for rank in self._result.ranks]
+        return explain_parts(comparison, raw) or known
 
     def find_mixed_gradients(self, wrong: Sequence[TensorComparison]) -> None:
         """Explain those of the wrong gradients that are sums over different parameters.

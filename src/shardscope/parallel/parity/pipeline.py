@@ -221,7 +221,12 @@ class _Session:
         for single, step_ranks in zip(runs, ranks, strict=True):
             self._report_cleared([single.reference, *step_ranks])
         stages = find_stages(runs[0].reference.parameters, ranks[0])
-        accepted = accept_own_values([step.comparisons for step in steps], stages, version.axes)
+        accepted = accept_own_values(
+            [step.comparisons for step in steps],
+            stages,
+            version.axes,
+            [step.reference.training for step in steps],
+        )
         return [
             replace(step, comparisons=comparisons)
             for step, comparisons in zip(steps, accepted, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from shardscope.parallel.equivalence import (
     OF_A_RANK,
     Key,
     TensorComparison,
+    TrainingValues,
     compare_case,
     describe_dtype,
     name_dtype,
@@ -133,21 +134,39 @@ def accept_own_values(
     steps: Sequence[Sequence[TensorComparison]],
     stages: Sequence[Sequence[int]],
     axes: Mapping[str, int],
+    references: Sequence[TrainingValues],
 ) -> list[list[TensorComparison]]:
     """Accept values of each step that may rightly differ between ranks.
 
     These are the outputs of pipeline stages without the last modules and, if the model is trained
     as on the single device, a loss or a count of a rank's own shard, the loss of a micro-batch with
-    another scale, and samples in the order in which ranks took them.
+    another scale, and samples in the order in which ranks took them. Numbers that a program reads
+    to compute with, and that are neither a loss nor a norm, belong to how it computes.
     """
     of_training = [result for step in steps for result in step if result.case.kind in _OF_TRAINING]
     is_right = any(result.case.kind is TensorKind.GRADIENT for result in of_training) and all(
         result.verdict.agreement in TOLERABLE for result in of_training
     )
-    return [
-        [_accept(_accept_stage(result, stages), axes, is_right=is_right) for result in step]
-        for step in steps
-    ]
+    decided = []
+    for step, reference in zip(steps, references, strict=True):
+        logged = reference.find_logged()
+        accepted = (
+            _accept_reading(_accept_stage(result, stages), logged, is_right=is_right)
+            for result in step
+        )
+        decided.append([_accept(result, axes, is_right=is_right) for result in accepted])
+    return decided
+
+
+def _accept_reading(
+    result: TensorComparison, logged: Collection[Key], *, is_right: bool
+) -> TensorComparison:
+    case = result.case
+    is_read = case.kind is TensorKind.REPORTED and not case.name.startswith("returned")
+    is_wrong = result.verdict.agreement not in TOLERABLE
+    if not is_right or not is_read or not is_wrong or (case.kind, case.name) in logged:
+        return result
+    return _call_close(result, "neither a loss nor a norm; all that is trained agrees")
 
 
 def _accept(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
@@ -18,6 +19,9 @@ from shardscope.parallel.parity.evidence import (
 from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
 from shardscope.parallel.parity.scale_causes import find_bias_multiple
 from shardscope.record import Suspect
+
+_MAX_REST = 1e-5  # of a gradient that parts of ranks may leave unexplained
+_MIN_WEIGHT = 1e-3  # of a part, relative to what it should be
 
 
 def find_missing_reductions(evidence: Evidence) -> Iterator[Explanation]:
@@ -185,6 +189,54 @@ def explain_wrong_group(
             )
             return Explanation(Suspect.WRONG_GROUP, clause, cause.axes, "sum")
     return None
+
+
+def explain_parts(
+    comparison: TensorComparison, raw_gradients: Sequence[torch.Tensor | None]
+) -> Explanation | None:
+    """Recognize a gradient that lacks parts of other ranks, or gives them other weights.
+
+    `raw_gradients` are those of each rank before they are reduced; None if they do not tell.
+    """
+    raw = [tensor for tensor in raw_gradients if tensor is not None]
+    target = target_in_fp64(comparison.case)
+    full = comparison.full_in_fp64() if comparison.full else []
+    if len(raw) < len(raw_gradients) or len(full) != len(raw):
+        return None
+    if any(tensor.shape != target.shape for tensor in raw):
+        return None
+    matrix = torch.stack([to_fp64_on_cpu(tensor).flatten() for tensor in raw], 1)
+    if torch.linalg.matrix_rank(matrix, rtol=1e-6) < len(raw):
+        return None  # the same on several ranks, or too few elements
+    right = _fit(matrix, target)
+    weights = [_fit(matrix, tensor) for tensor in full]
+    if right is None or any(fitted is None for fitted in weights):
+        return None
+    lacking: dict[int, list[int]] = {}  # parts that a rank does not have
+    for rank, fitted in enumerate(weights):
+        for part, (weight, wanted) in enumerate(zip(fitted or (), right, strict=False)):
+            if abs(weight) < _MIN_WEIGHT * abs(wanted):
+                lacking.setdefault(rank, []).append(part)
+    if not lacking:
+        return None
+    parts = next(iter(lacking.values()))
+    ranks = ", ".join(map(str, lacking))
+    return Explanation(
+        Suspect.MISSING_REDUCTION,
+        f"rank {ranks} lacks the part of rank {', '.join(map(str, parts))}, which it should add "
+        "to its own",
+        reduction="sum",
+        remedy="Check that each rank receives the gradients of all others before the optimizer "
+        "steps: a transfer that was lost, not waited for, or overwritten leaves only a part.",
+    )
+
+
+def _fit(matrix: torch.Tensor, value: torch.Tensor) -> list[float] | None:
+    """The weights with which the columns add up to a tensor; None if they do not."""
+    column = value.flatten().unsqueeze(1)
+    weights = torch.linalg.lstsq(matrix, column, driver="gelsd").solution
+    rest = (matrix @ weights - column).norm() / column.norm().clamp_min(1e-300)
+    return weights.flatten().tolist() if float(rest) < _MAX_REST else None
 
 
 def explain_mixed(
