@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from benchmarks.silent import correct_models as models
+from benchmarks.silent.correct_by_hand import ContextParallel, ExpertParallel, Megatron
 from benchmarks.silent.correct_layouts import (
     DDP,
     FSDP,
@@ -23,6 +24,7 @@ from benchmarks.silent.correct_layouts import (
     ShardedTensorParallel,
     TensorParallel,
 )
+from benchmarks.silent.correct_pipelines import Pipeline
 from benchmarks.silent.correct_steps import (
     Details,
     LossOfElements,
@@ -113,6 +115,7 @@ GPT = Family("gpt", models.GPT, *TOKENS)
 GPT_TIED = Family("gpt-tied", partial(models.GPT, is_tied=True), *TOKENS)
 GPT_AGAIN = Family("gpt-recompute", partial(models.GPT, is_checkpointed=True), *TOKENS)
 GPT_DROPOUT = Family("gpt-dropout", partial(models.GPT, dropout=0.2), *TOKENS, is_random=True)
+GPT_DEEP = Family("gpt-deep", partial(models.GPT, 4), *TOKENS)
 MOE = Family("moe", partial(models.GPT, has_experts=True), *TOKENS)
 
 
@@ -275,6 +278,94 @@ def list_programs() -> Iterator[Program]:
         adamw micro2 norm
         """,
         precision=torch.bfloat16,
+    )
+    yield from combine(
+        [MLP, GPT, GPT_AGAIN],
+        [Megatron({"tp": 2}), Megatron({"tp": 4}), Megatron({"dp": 2, "tp": 2})],
+        """
+        sgd hand
+        adamw tokens micro2 logged
+        momentum value decay
+        foreach hand skipping logged
+        unfused average evaluation
+        """,
+    )
+    yield from combine(
+        [GPT, GPT_AGAIN],
+        [
+            Megatron({"tp": 2}, is_sequence=True),
+            Megatron({"tp": 2}, has_vocabulary=True),
+            Megatron({"tp": 4}, is_sequence=True, has_vocabulary=True),
+            Megatron({"dp": 2, "tp": 2}, is_sequence=True, has_vocabulary=True),
+        ],
+        """
+        adamw hand logged
+        sgd tokens micro2
+        momentum tokens hand evaluation logged
+        """,
+    )
+    yield from combine(
+        [GPT, GPT_TIED],
+        [
+            ContextParallel({"cp": 2}),
+            ContextParallel({"cp": 2}, is_zigzag=True),
+            ContextParallel({"cp": 4}, is_ring=True),
+            ContextParallel({"cp": 2}, is_ring=True, is_zigzag=True),
+            ContextParallel({"cp": 2}, is_sliced=False),
+            ContextParallel({"dp": 2, "cp": 2}, is_zigzag=True),
+            ContextParallel({"dp": 2, "cp": 2}, is_ring=True, has_fsdp=True),
+            ContextParallel({"cp": 2}, is_zigzag=True, has_fsdp=True),
+        ],
+        """
+        adamw hand
+        sgd tokens micro2 logged
+        momentum tokens hand logged
+        foreach tokens average
+        adafactor evaluation
+        """,
+    )
+    yield from combine(
+        [MOE],
+        [
+            DDP({"dp": 2}),
+            FSDP({"dp": 2}),
+            ExpertParallel({"ep": 2}),
+            ExpertParallel({"ep": 4}),
+            ExpertParallel({"dp": 2, "ep": 2}),
+            ExpertParallel({"dp": 2, "ep": 2}, has_fsdp=True),
+        ],
+        """
+        sgd z_loss
+        adamw tokens micro2 logged
+        momentum tokens balance_loss
+        adamw hand balance_loss logged
+        momentum tokens hand z_loss
+        foreach micro2 evaluation
+        sgd tokens hand skipping logged
+        """,
+    )
+    yield from combine(
+        [GPT_DEEP],
+        [
+            Pipeline({"pp": 2}, "gpipe"),
+            Pipeline({"pp": 2}, "1f1b"),
+            Pipeline({"pp": 4}, "1f1b"),
+            Pipeline({"pp": 2}, "interleaved"),
+            Pipeline({"pp": 2}, "looped"),
+            Pipeline({"pp": 2}, "zero_bubble"),
+            Pipeline({"pp": 2}, "zbv"),
+            Pipeline({"dp": 2, "pp": 2}, "1f1b"),
+            Pipeline({"dp": 2, "pp": 2}, "interleaved"),
+            Pipeline({"dp": 2, "pp": 2}, "1f1b", has_fsdp=True),
+            Pipeline({"dp": 2, "pp": 4}, "1f1b"),
+        ],
+        """
+        sgd micro4
+        adamw micro4 tokens hand logged
+        momentum micro4 hand warmup
+        foreach micro4 tokens average
+        unfused micro4 tokens value
+        """,
     )
 
 

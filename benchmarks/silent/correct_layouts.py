@@ -181,7 +181,7 @@ def gather_first(num_others: int) -> PrepareModuleInput:
 
 
 class TensorParallel(Layout):
-    """torch's styles: columns and rows of linear layers, a sharded vocabulary, sharded sequences."""
+    """torch's styles: columns and rows of linear layers, sharded vocabularies and sequences."""
 
     name = "tp"
 

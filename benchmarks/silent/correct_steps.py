@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from benchmarks.silent.correct_models import Batch
+from benchmarks.silent.correct_models import Batch, MixtureOfExperts
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -196,11 +197,30 @@ def split_micro(batch: Batch, number: int) -> list[Batch]:
     return [{name: part[index] for name, part in parts.items()} for index in range(number)]
 
 
-def penalties(model: nn.Module, outputs: Tensor, details: Details) -> Tensor:
-    """The mean over this rank's tokens of auxiliary losses of outputs."""
+def penalties(
+    model: nn.Module,
+    outputs: Tensor,
+    details: Details,
+    ranks: Ranks | None = None,
+    mesh: DeviceMesh | None = None,
+) -> Tensor:
+    """The mean over this rank's tokens of auxiliary losses.
+
+    The balance of experts counts the tokens of all ranks.
+    """
+    if not details.has_z_loss and not details.has_balance_loss:
+        return torch.zeros(())
     total = torch.zeros((), dtype=outputs.dtype)
     if details.has_z_loss:
         total = total + 1e-2 * outputs.logsumexp(-1).square().mean()
+    for module in model.modules() if details.has_balance_loss else ():
+        if isinstance(module, MixtureOfExperts) and module.scores is not None:
+            chosen = module.scores.topk(module.top_k, -1).indices.flatten()
+            counts = torch.bincount(chosen, minlength=module.num_experts).to(total.dtype)
+            if ranks is not None and mesh is not None:
+                sum_over_data(counts, ranks, mesh)
+            shares = counts / counts.sum() * module.num_experts
+            total = total + 1e-1 * (shares * module.scores.mean(0)).sum()
     return total
 
 
@@ -219,8 +239,7 @@ def single_step(elements: LossOfElements, details: Details) -> Callable[..., Any
                 loss = (losses * micro["mask"]).sum() / count
             else:
                 loss = losses.mean() / details.num_micro
-            if details.has_z_loss:
-                loss = loss + penalties(model, outputs, details) / details.num_micro
+            loss = loss + penalties(model, outputs, details) / details.num_micro
             loss.backward()
             total = total + loss.detach()
         norm = clip_single(model, details)
@@ -332,8 +351,8 @@ def rank_step(ranks: Ranks, elements: LossOfElements, details: Details) -> Calla
                     loss = (losses * micro["mask"]).sum() / count
                 else:
                     loss = losses.sum() / count
-                if details.has_z_loss:
-                    loss = loss + penalties(model, outputs, details) / details.num_micro / num_data
+                share = details.num_micro * num_data
+                loss = loss + penalties(model, outputs, details, ranks, mesh) / share
                 (loss * scale).backward()
             total = total + loss.detach()
         ranks.reduce_gradients(model, mesh)
@@ -401,7 +420,7 @@ def plain_name(name: str) -> str:
     """The name of a parameter without the prefixes of wrappers."""
     for prefix in ("module.", "_checkpoint_wrapped_module.", "_orig_mod."):
         name = name.replace(prefix, "")
-    return name
+    return re.sub(r"^parts\.\d+\.", "", name)
 
 
 def report_rank(
