@@ -3,8 +3,8 @@
 A case is a TARGET of `shardscope parity`: it defines `model()`, `batch(model)`, `optimizer(model)`,
 `train_step(model, batch, optimizer)` for the single device, perhaps `parallelize(model, mesh)`, and
 `parallel_train_step(model, batch, optimizer, mesh)` where ranks take another step. `CASE` describes
-it. Code that is wrong in one variant and right in the other asks `is_buggy()`, once, when the file is
-imported; the wrong line, or the line where a right one is missing, ends with the comment `# BUG`.
+it. Code that is wrong in one variant and right in the other asks `is_buggy()`, once, when the file
+is imported; the wrong line, or the line where a right one is missing, ends with `# BUG`.
 
     SILENT_BUG=corrected shardscope parity benchmarks/silent/cases/undivided_heads.py --mesh tp=2
 """

@@ -35,6 +35,9 @@ class TrainingListener(Protocol):
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Backward is about to start at these tensors."""
 
+    def after_backward(self) -> None:
+        """Backward has ended."""
+
     def before_clipping(self) -> None:
         """The norm of gradients is about to be computed, or gradients are about to be clipped."""
 
@@ -183,6 +186,8 @@ def _watch_backward(function: Any) -> Any:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         started = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
         _report(lambda listener: listener.before_backward(started))
-        return function(tensors, *args, **kwargs)
+        result = function(tensors, *args, **kwargs)
+        _report(lambda listener: listener.after_backward())
+        return result
 
     return backward

@@ -49,6 +49,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     examples=[
         "shardscope parity train.py --mesh tp=4",
         "shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp --precision bf16",
+        "shardscope parity train.py --mesh cp=2 --batch-axis cp --batch-dim 1 --steps 3",
         "shardscope parity --nproc-per-node 4 -- pretrain.py --layers 2",
         'shardscope parity --nproc-per-node 4 --single-args "--tp 1" -- pretrain.py --tp 4',
     ],
@@ -60,7 +61,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 @program_options(
     "num_nodes",
     "num_per_node",
-    target_only=("mesh", "processes", "batch_axes", "precision", "seed"),
+    target_only=("mesh", "processes", "batch_axes", "batch_dim", "precision", "seed"),
 )
 @click.option(
     "--single-args",
@@ -82,6 +83,20 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     help="Mesh axis over which the batch is sharded; may be repeated.",
 )
 @click.option(
+    "--batch-dim",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Dim of the batch's tensors that is sharded over the batch axes.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Training steps to compare, if TARGET defines train_step().",
+)
+@click.option(
     "--precision",
     type=click.Choice(list(_PRECISIONS)),
     show_default="the model's own",
@@ -100,6 +115,8 @@ def command(
     mesh: str,
     processes: bool,
     batch_axes: tuple[str, ...],
+    batch_dim: int,
+    steps: int,
     precision: str | None,
     seed: int,
     output: str | None,
@@ -112,6 +129,11 @@ def command(
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
     run as threads of this process, or, with --processes, as processes of their own. If tensors
     differ, the code where the two versions diverge is printed with the likely cause.
+
+    If it defines train_step(model, batch, optimizer) and optimizer(model), entire training steps
+    are compared: losses, gradients before and after clipping, their norm, the optimizer's state
+    and the updated parameters. The ranks run parallel_train_step if there is one; a step with a
+    fourth parameter gets the device mesh, which is None on the single device.
 
     A training program after -- runs as it is: all its ranks as processes of this machine, until its
     first step has computed gradients. Then it runs as a single process, whose model gets the same
@@ -135,6 +157,8 @@ def command(
         axes,
         is_in_processes=processes,
         batch_axes=batch_axes,
+        batch_dim=batch_dim,
+        steps=steps,
         precision=None if precision is None else _PRECISIONS[precision],
         seed=seed,
     )
@@ -159,7 +183,8 @@ def _check(
 ) -> Recording:
     with isolated_argv(target), show_progress(f"checking {name_target(target)}") as report:
         program = load_program(target)
-        if program.parallelize is None and program.plan is None:
+        is_training = program.train_step is not None or program.parallel_train_step is not None
+        if program.parallelize is None and program.plan is None and not is_training:
             raise TargetError(
                 f"{program.name} defines neither parallelize(model, mesh) nor a plan, so there is "
                 "no parallel model to compare. Define one of them."
@@ -169,10 +194,13 @@ def _check(
             recording = parity(
                 model,
                 axes,
-                program.plan,
+                None if is_training else program.plan,
                 inputs=batch,
                 parallelize=program.parallelize,
-                step=None if program.step is run_default_step else program.step,
+                step=None if is_training or program.step is run_default_step else program.step,
+                train_step=program.train_step,
+                parallel_train_step=program.parallel_train_step,
+                optimizer=program.optimizer if is_training else None,
                 processes=is_in_processes,
                 seed=seed,
                 report=report,

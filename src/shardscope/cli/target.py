@@ -48,6 +48,11 @@ EXAMPLE = """\
 
     def optimizer(model):                # optional: stepped after each step, for memory
         return torch.optim.AdamW(model.parameters())
+
+    def train_step(model, batch, optimizer):    # optional: for parity, instead of step
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
 """
 
 
@@ -63,6 +68,8 @@ class Program:
     plan: Mapping[str, Any] | None = None
     optimizer: Callable[[nn.Module], Any] | None = None
     loss: Callable[[Any], torch.Tensor] | None = None
+    train_step: Callable[..., Any] | None = None
+    parallel_train_step: Callable[..., Any] | None = None
 
 
 def load_program(target: str) -> Program:
@@ -85,6 +92,8 @@ def load_program(target: str) -> Program:
         plan=_optional_plan(module, target),
         optimizer=_optional_function(module, target, "optimizer"),
         loss=_optional_function(module, target, "loss"),
+        train_step=_optional_function(module, target, "train_step"),
+        parallel_train_step=_optional_function(module, target, "parallel_train_step"),
     )
 
 

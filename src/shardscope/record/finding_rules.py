@@ -296,6 +296,33 @@ _RULES = {
             "has one.",
         ),
         (
+            "parity-norm",
+            _WRONG,
+            "The norm that gradients are clipped with is not that of all gradients: shards are "
+            "not summed, or copies are counted several times.",
+        ),
+        (
+            "parity-clipping",
+            _WRONG,
+            "Gradients and their norm agree, and differ after clipping: on some ranks, or by "
+            "another factor.",
+        ),
+        (
+            "parity-overwritten",
+            _WRONG,
+            "A tensor was overwritten in place, such as by its own reduction, and used afterwards.",
+        ),
+        (
+            "parity-lost-hook",
+            _WRONG,
+            "The hook that reduces a gradient over ranks does not run for a parameter.",
+        ),
+        (
+            "parity-out-of-sync",
+            _WRONG,
+            "Each rank has its own value of a buffer, a counter or a reported number.",
+        ),
+        (
             "parity-unknown",
             _WRONG,
             "A tensor differs from the single device's, and no known mistake explains how.",

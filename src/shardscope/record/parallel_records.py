@@ -27,6 +27,15 @@ class TensorKind(StrEnum):
     PARAMETER = "parameter"  # before the run; listed where it is not the single device's
 
 
+_OF_NO_MODULE = (
+    TensorKind.OUTPUT,
+    TensorKind.LOSS,
+    TensorKind.NORM,
+    TensorKind.SETTING,
+    TensorKind.REPORTED,
+)
+
+
 class Agreement(StrEnum):
     """How a tensor of the parallel version compares with the single device's."""
 
@@ -64,7 +73,7 @@ class Suspect(StrEnum):
     CLIPPING = "clipping"  # of gradients: on some ranks only, or by another factor
     OVERWRITTEN = "overwritten"  # by a reduction in place, and used afterwards
     LOST_HOOK = "lost_hook"  # of a parameter, which would have reduced its gradient
-    UNSYNCHRONIZED = "unsynchronized"  # a buffer or counter of which each rank has its own
+    OUT_OF_SYNC = "out_of_sync"  # a buffer or counter of which each rank has its own
     ROUNDING = "rounding"  # a lower precision
     STALE = "stale"  # zero, cleared, unchanged, or without a gradient
     UNKNOWN = "unknown"
@@ -93,6 +102,14 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
     suspect: Suspect | None = None
     detail: str = ""
     step: Natural | None = None
+
+    @property
+    def module(self) -> str | None:
+        """The module that the tensor belongs to; None for what a step computes outside them."""
+        if self.kind in _OF_NO_MODULE:
+            return None
+        parameter = self.name.partition(" ")[0]  # optimizer state: `0.weight exp_avg`
+        return parameter.rpartition(".")[0]
 
 
 class Divergence(Record, frozen=True, kw_only=True, gc=False):

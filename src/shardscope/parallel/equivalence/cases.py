@@ -12,13 +12,14 @@ from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_
 from shardscope.parallel.equivalence.names import tie_names
 from shardscope.parallel.equivalence.step import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.equivalence.training import Key, Table
+from shardscope.parallel.equivalence.training import CLIPPED, Key, Table
 from shardscope.record import TensorKind
 
 Tensors = list[torch.Tensor]
 _SCALARS = (TensorKind.LOSS, TensorKind.NORM, TensorKind.COUNTER, TensorKind.REPORTED)
 OF_A_RANK = (TensorKind.OUTPUT, TensorKind.LOSS, TensorKind.REPORTED, TensorKind.COUNTER)
 """The kinds of tensors that each rank may compute of its own shard of the batch."""
+_MAX_EXTRA = 1  # calls before those with samples, where micro-batches have another size
 _CHANGEABLE = (TensorKind.BUFFER, TensorKind.COUNTER)  # compared where the step changed them
 
 
@@ -114,9 +115,19 @@ def make_cases(
     for of_parameters in dict.fromkeys(
         key for result in (runs.reference, *ranks) for key in result.tables()
     ):
-        yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
+        if of_parameters != CLIPPED or any(map(_changes_gradients, (runs.reference, *ranks))):
+            yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
     yield from _make_setting_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _changes_gradients(result: StepResult) -> bool:
+    """Whether the optimizer gets other gradients than those that are compared before clipping."""
+    clipped = result.training.tables.get(CLIPPED, {})
+    return any(
+        name in result.gradients and not torch.equal(result.gradients[name], tensor)
+        for name, tensor in clipped.items()
+    )
 
 
 def _make_parameter_cases(
@@ -243,7 +254,7 @@ class _Table:
     def make_cases_of_calls(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
         """One case for all calls, or one per call if their tensors cannot be concatenated."""
         reference = self.references.get(key, [])
-        ranks = [drop_extra_calls(calls, reference) for calls in ranks]
+        ranks = [drop_extra_calls(calls, reference, self._batch_dim) for calls in ranks]
         counts = {len(calls) for calls in (reference, *ranks)}
         if counts <= {0, 1}:
             yield self._make_call_case(key, tuple(calls[0] if calls else None for calls in ranks))
@@ -405,14 +416,24 @@ def _relative_error(case: Case) -> float:
     return abs(sum(values) / len(values) - target) / max(abs(target), 1e-300)
 
 
-def drop_extra_calls(calls: Tensors, reference: Tensors) -> Tensors:
+def drop_extra_calls(calls: Tensors, reference: Tensors, dim: int = 0) -> Tensors:
     """Drop the first calls if there are more than the single device's, of the same shapes.
 
-    Extra calls are a warm-up, or the shape inference of a pipeline stage.
+    Or of all its samples, in micro-batches of another size. Extra calls are a warm-up, or the shape
+    inference of a pipeline stage.
     """
     last = calls[-len(reference) :] if reference else []
     has_same_shapes = [call.shape for call in last] == [call.shape for call in reference]
-    return last if len(calls) > len(reference) > 0 and has_same_shapes else calls
+    if len(calls) > len(reference) > 0 and has_same_shapes:
+        return last
+    if not all(call.ndim > dim for call in (*calls, *reference)):
+        return calls
+    num_samples, num_extra = sum(call.shape[dim] for call in reference), len(calls)
+    while num_extra and num_samples > 0:
+        num_extra -= 1
+        num_samples -= calls[num_extra].shape[dim]
+    is_exact = reference and num_samples == 0 and 0 < num_extra <= _MAX_EXTRA
+    return calls[num_extra:] if is_exact else calls
 
 
 def _concatenate(calls: Tensors, dim: int, *, is_averaged: bool) -> torch.Tensor | None:

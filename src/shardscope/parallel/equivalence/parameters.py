@@ -139,6 +139,7 @@ class TracedWeights:
     def apply(self, ranks: Sequence[StepResult]) -> list[StepResult]:
         """The results with full gradients, and parameters under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
+        raw_gradients = self._put_together([rank.raw_gradients for rank in ranks])
         training = self._apply_to_training(ranks)
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
@@ -149,6 +150,7 @@ class TracedWeights:
                 replace(
                     rank,
                     gradients=rank_gradients,
+                    raw_gradients=raw_gradients[index],
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },
@@ -166,9 +168,10 @@ class TracedWeights:
         """What the ranks' training observed, with full tensors and the original's names."""
         tables: list[dict[Table, dict[str, torch.Tensor]]] = [{} for _ in ranks]
         for key in dict.fromkeys(key for rank in ranks for key in rank.training.tables):
-            named = self._put_together([rank.training.tables.get(key, {}) for rank in ranks])
-            for rank_tables, rank_named in zip(tables, named, strict=True):
-                rank_tables[key] = rank_named
+            of_ranks = [rank.training.tables.get(key, {}) for rank in ranks]
+            named = self._put_together(of_ranks)
+            for index, rank_named in enumerate(named):
+                tables[index][key] = rank_named | self._name_others(index, of_ranks[index])
         return [
             replace(
                 rank.training,
@@ -217,6 +220,18 @@ class TracedWeights:
                     if full is not None:
                         named[name] = full
         return result
+
+    def _name_others(self, rank: int, named: Named) -> dict[str, torch.Tensor]:
+        """State without an element for each of its parameter's, such as the number of steps.
+
+        It is that of every original parameter that the rank's parameter holds elements of.
+        """
+        return {
+            self._find_aliases(origin)[copy]: named[part.name]
+            for origin in self._moved
+            for copy, part in self._find_copies(origin, rank)
+            if part.name in named and named[part.name].numel() != math.prod(part.shape)
+        }
 
     def _find_origins(self, rank: int) -> dict[str, str]:
         """The original names of a rank's parameters that hold elements of a single parameter.
@@ -267,8 +282,10 @@ class TracedWeights:
             own_indices, indices = part.indices[origin]
             tensor = named.get(part.name)
             is_there = tensor is not None and tensor.numel() == math.prod(part.shape)
-            values = tensor.detach().cpu().flatten()[own_indices] if tensor is not None else None
-            yield _Elements(copy, indices, values if is_there else None)
+            values = None
+            if tensor is not None and is_there:
+                values = tensor.detach().cpu().flatten()[own_indices]
+            yield _Elements(copy, indices, values)
 
     def _fill(
         self, origin: str, copy: int, rank: int, elements_of: Sequence[Sequence[_Elements]]

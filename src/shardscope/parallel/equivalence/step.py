@@ -16,6 +16,7 @@ from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
+    RAW,
     Key,
     Table,
     Training,
@@ -43,7 +44,8 @@ class StepResult:
     original does not have. `ties` maps each name of a parameter on this rank to the first name
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
-    the tensors that a probe recorded. `training` has what is observed only of training steps.
+    the tensors that a probe recorded. `training` has what is observed only of training steps, and
+    `raw_gradients` the gradients as backward left them there, before the program could change them.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -63,6 +65,7 @@ class StepResult:
     sources: dict[str, Source] = field(default_factory=dict)  # source lines of the snapshots
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
+    raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -352,6 +355,7 @@ def _gather_all(
         ]
         for (kind, name), values in training.scalars.items()
     }
+    raw_gradients = tables.pop(RAW, {})
     return StepResult(
         [
             (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
@@ -360,6 +364,7 @@ def _gather_all(
         {name: full[TensorKind.GRADIENT, name] for name in gradients},
         {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
         training=replace(training, tables=tables, scalars=scalars),
+        raw_gradients=raw_gradients,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
@@ -30,10 +31,11 @@ Table = tuple[TensorKind, str]
 Key = tuple[TensorKind, str]
 
 TrainStep = Callable[..., object]
-"""`train_step(model, batch, optimizer)`, perhaps with a parameter `mesh`."""
+"""`train_step(model, batch, optimizer)`, perhaps with a fourth parameter, the mesh."""
 MakeOptimizer = Callable[[nn.Module], object]
 
 CLIPPED: Table = (TensorKind.CLIPPED, "")
+RAW: Table = (TensorKind.GRADIENT, "after backward")
 UPDATED: Table = (TensorKind.UPDATED, "")
 _NORM: Key = (TensorKind.NORM, "gradient norm")
 _LOSS: Key = (TensorKind.LOSS, "loss")
@@ -56,9 +58,16 @@ class Training:
     ) -> object:
         """Run one step; with `mesh` as one of its ranks. Returns what the user's function does."""
         step = self.step if mesh is None else self.rank_step
-        if "mesh" in inspect.signature(step).parameters:
-            return step(model, batch, optimizer, mesh=mesh)
-        return step(model, batch, optimizer)
+        return step(model, batch, optimizer, *([mesh] if _takes_mesh(step) else []))
+
+
+def _takes_mesh(step: TrainStep) -> bool:
+    """Whether a step has a fourth parameter that must be passed, or that is named `mesh`."""
+    parameters = list(inspect.signature(step).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 4:
+        return False
+    return positional[3].name == "mesh" or positional[3].default is inspect.Parameter.empty
 
 
 @final
@@ -66,8 +75,9 @@ class Training:
 class TrainingValues:
     """What was observed in one step beyond the calls of the model and the gradients.
 
-    `tables` has tensors of parameters by name: gradients, the same after clipping, each entry of
-    the optimizer's state, and the updated parameters. `scalars` has single numbers in the order in
+    `tables` has tensors of parameters by name: gradients as backward has left them, before they are
+    clipped, and as the optimizer gets them; each entry of its state, and the updated parameters.
+    `scalars` has single numbers in the order in
     which they occurred: losses, norms, what the step returns, counters. `settings` maps settings
     of the optimizer, such as lr, to their values by parameter; `sources` has the line behind a
     scalar. `stale` names parameters that have a gradient, but are in no optimizer that stepped.
@@ -103,7 +113,6 @@ class TrainingRecorder:
     def _begin(self) -> None:
         self._values = TrainingValues()
         self._has_new_gradients = True  # since they were last read
-        self._is_clipped = False
         self._stepped: set[int] = set()  # ids of parameters
         self._counters = dict(self._read_counters())
 
@@ -130,6 +139,7 @@ class TrainingRecorder:
             self._read_gradients()
         if not values.num_optimizer_steps:
             self._read_clipped()
+        values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
         values.tables[UPDATED] = _copy_all(self._parameters())
@@ -159,9 +169,13 @@ class TrainingRecorder:
             if tensor.numel() == 1 and tensor.requires_grad:
                 self._add(_LOSS, tensor, source)
 
+    def after_backward(self) -> None:
+        """Copy the gradients: the program may change them by itself."""
+        if not is_in_backward():
+            self._values.tables[RAW] = _copy_all(self._gradients())
+
     def before_clipping(self) -> None:
         """Copy the gradients, unless that was done since the last backward."""
-        self._is_clipped = True
         if self._has_new_gradients:
             self._read_gradients()
 
@@ -224,13 +238,14 @@ class TrainingRecorder:
         self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
-        """Copy clipped gradients: those of the parameters `own`, and others not yet copied."""
-        if self._is_clipped:
-            table = self._values.tables.setdefault(CLIPPED, {})
-            named = self._parameters()
-            for name, gradient in _copy_all(self._gradients()).items():
-                if name not in table or id(named[name]) in own:
-                    table[name] = gradient
+        """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""
+        table = self._values.tables.setdefault(CLIPPED, {})
+        unclipped = self._values.tables[TensorKind.GRADIENT, ""]
+        named = self._parameters()
+        for name, gradient in _copy_all(self._gradients()).items():
+            if name not in table or id(named[name]) in own:
+                is_same = name in unclipped and _is_same(unclipped[name], gradient)
+                table[name] = unclipped[name] if is_same else gradient
 
     def _read_states(self) -> None:
         # A later forward may have exchanged parameters of the model, as those of FSDP's root.
@@ -281,6 +296,18 @@ def _copy_all(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
             copies[id(tensor)] = dense.detach().clone()
     return {name: copies[id(tensor)] for name, tensor in named.items()}
+
+
+def _is_same(tensor: torch.Tensor, reference: torch.Tensor) -> bool:
+    """Whether two tensors are equal on this rank."""
+    tensor, reference = (
+        value.to_local() if isinstance(value, DTensor) else value for value in (tensor, reference)
+    )
+    return (
+        tensor.dtype == reference.dtype
+        and tensor.shape == reference.shape
+        and torch.equal(tensor, reference)
+    )
 
 
 def named_numbers(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

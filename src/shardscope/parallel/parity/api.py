@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
@@ -96,14 +97,15 @@ def parity(
         inputs: The inputs of the model: a tuple of arguments, a mapping of keyword arguments, or
             one tensor.
         parallelize: A function `(model, device_mesh)` that shards a copy of the model on each rank,
-            by any means. It may wrap, rename or replace modules.
+            by any means. It may wrap, rename or replace modules. Training steps need none if they
+            issue all collectives themselves.
         loss: A function of the output from which backward starts; by default a nonlinear sum over
             its elements.
         step: A function `(model, inputs)` that runs forward and backward, instead of `loss`. It may
             call the model several times.
         train_step: A function `(model, batch, optimizer)` that runs one training step. Then losses,
             gradients before and after clipping, their norm, the optimizer's state and the updated
-            parameters are compared, too. If it has a parameter `mesh`, it gets the device mesh, and
+            parameters are compared, too. If it has a fourth parameter, it gets the device mesh, and
             None on the single device.
         parallel_train_step: The training step of the ranks; by default `train_step`.
         optimizer: A function of the model that makes its optimizer. `parallelize` may also return
@@ -124,9 +126,11 @@ def parity(
     original = _checked_model(model)
     training = _make_training(train_step, parallel_train_step, optimizer, loss or step)
     if training is not None:
-        inputs = list(batches) if batches is not None else [inputs] * steps
+        inputs = _list_batches(inputs, batches, steps)
     task = Task(_checked_inputs(inputs), loss, step, seed=seed, training=training)
     version: PartitionedVersion | EagerVersion
+    if parallelize is None and plan is None and training is not None:
+        parallelize = _keep_whole
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
@@ -202,6 +206,23 @@ def _transform(
     if isinstance(model, ExportedProgram):  # which has no loss
         task = dataclasses.replace(task, has_backward=False)
     return PartitionedVersion(original, axes, plan, task, model)
+
+
+def _list_batches(inputs: object, batches: Sequence[object] | None, steps: int) -> list[object]:
+    """The batch of each training step."""
+    listed = [inputs] * steps if batches is None else list(batches)
+    if not listed:
+        raise ParityError(
+            "parity() got no training step to compare: "
+            + (f"steps is {steps}." if batches is None else "batches is empty.")
+            + " Compare at least one; the optimizer's state shows from the second on."
+        )
+    return listed
+
+
+def _keep_whole(model: nn.Module, _: DeviceMesh) -> nn.Module:
+    """The model of a training step that is parallel by itself."""
+    return model
 
 
 def _make_training(

@@ -274,7 +274,7 @@ def _match_calls(rank: StepResult, reference: StepResult) -> StepResult:
         tensors = [rank.snapshots[point.encode()] for point in points]
         wanted = [reference.snapshots[point.encode()] for point in calls.get(key, ())]
         chosen = drop_extra_calls(tensors, wanted)
-        names = calls[key] if len(chosen) == len(wanted) else points
+        names = calls[key] if len(chosen) == len(wanted) else points[-len(chosen) :]
         matched |= {point.encode(): tensor for point, tensor in zip(names, chosen, strict=True)}
     return replace(rank, snapshots=matched)
 

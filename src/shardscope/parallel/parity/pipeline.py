@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, final
 
@@ -42,6 +42,7 @@ from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import find_origins, find_output_layout
 from shardscope.parallel.parity.probe import (
     OUTSIDE,
+    BackwardProbe,
     ModuleProbe,
     OpProbe,
     ProbePoint,
@@ -71,6 +72,7 @@ Report = Callable[[str, str], None]
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 # What differs first if the code outside the modules computes a loss or changes gradients.
 _OUTSIDE_MODULES = (OriginKind.LOSS, OriginKind.GRADIENT_OF_PARAMETER)
+_MAX_BACKWARDS = 16  # micro-batches whose gradients are kept apart
 _MAX_MASKED = 8  # shards; the single device runs once for each
 
 
@@ -235,6 +237,15 @@ class _Session:
 
     def _compare_step(self, runs: Runs, ranks: Sequence[StepResult]) -> _StepComparison:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        comparison = self._compare_gradients_at(runs, resolved)
+        others = list(_other_moments(runs, resolved))
+        if not others or not _has_wrong_gradients(comparison):
+            return comparison
+        compared = (self._compare_gradients_at(*moment) for moment in others)
+        right = (other for other in compared if not _has_wrong_gradients(other))
+        return next(right, comparison)
+
+    def _compare_gradients_at(self, runs: Runs, resolved: Sequence[StepResult]) -> _StepComparison:
         return _StepComparison(
             runs.reference,
             resolved,
@@ -304,7 +315,29 @@ class _Session:
         ]
         del recorded, runs, ranks
         op = self._find_op(origins, index, is_deterministic=is_deterministic)
-        return replace(parity_result, origins=origins, types=probes[0].types, op=op)
+        return replace(
+            parity_result,
+            origins=origins,
+            types=probes[0].types,
+            op=op,
+            contributions=self._find_contributions(parity_result, origins),
+        )
+
+    def _find_contributions(
+        self, parity_result: ParityResult, origins: Sequence[Origin]
+    ) -> list[dict[str, torch.Tensor]]:
+        """What each micro-batch adds to the single device's gradients, if outputs agree."""
+        wrong = _wrong(parity_result.comparisons)
+        has_wrong_gradients = any(result.case.kind is TensorKind.GRADIENT for result in wrong)
+        is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
+        num_backwards = parity_result.reference.num_backwards
+        if is_forward or not has_wrong_gradients or not 1 < num_backwards <= _MAX_BACKWARDS:
+            return []
+        probe = BackwardProbe()
+        probed = ProbedStep(probe, parity_result.index)
+        version = self._version
+        run_task(version.model, version.task, Variant(is_fp64=self.has_exact), probed=probed)
+        return probe.contributions
 
     def _test_own_shard(
         self,
@@ -532,6 +565,39 @@ class _Session:
             replace(again, comparisons=recheck_fp64(step.comparisons, _by_key(again.comparisons)))
             for step, again in zip(steps, exact, strict=True)
         ]
+
+
+def _has_wrong_gradients(step: _StepComparison) -> bool:
+    return any(result.case.kind is TensorKind.GRADIENT for result in _wrong(step.comparisons))
+
+
+def _other_moments(
+    runs: Runs, ranks: Sequence[StepResult]
+) -> Iterator[tuple[Runs, Sequence[StepResult]]]:
+    """The same step with gradients of another moment: as backward left them, in either version.
+
+    Where a program changes gradients by itself, it may reduce them over ranks, which belongs to
+    what is compared before clipping, or clip them, which does not.
+    """
+    if not runs.reference.raw_gradients or not all(rank.raw_gradients for rank in ranks):
+        return
+    raw_runs = Runs(
+        _take_raw(runs.reference),
+        None if runs.fp64 is None else _take_raw(runs.fp64),
+        tuple(
+            (_take_raw(rounded), None if fp64 is None else _take_raw(fp64))
+            for rounded, fp64 in runs.perturbed_runs
+        ),
+        runs.precision,
+    )
+    raw_ranks = [_take_raw(rank) for rank in ranks]
+    yield raw_runs, raw_ranks
+    yield runs, raw_ranks
+    yield raw_runs, ranks
+
+
+def _take_raw(result: StepResult) -> StepResult:
+    return replace(result, gradients=result.raw_gradients)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

@@ -260,6 +260,9 @@ class OpProbe:
     def before_backward(self, _: object) -> None:
         """Unused: ops of backward are left out."""
 
+    def after_backward(self) -> None:
+        """Unused: ops of backward are left out."""
+
     def before_clipping(self) -> None:
         """Unused: clipping calls ops."""
 
@@ -336,6 +339,64 @@ class OpProbe:
             if address is not None:
                 self._producers[address] = producers
                 self._alive.append(tensor.untyped_storage())
+
+
+@final
+class BackwardProbe:
+    """Records what each backward pass of a step adds to the gradients, by parameter."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[str, torch.Tensor] = {}  # unused
+        self.sources: dict[str, Source] = {}  # unused
+        self.numbers: dict[str, dict[str, float]] = {}  # unused
+        self.contributions: list[dict[str, torch.Tensor]] = []
+        self._totals: dict[str, torch.Tensor] = {}
+        self._parameters: dict[str, torch.Tensor] = {}
+
+    @contextmanager
+    def attached(self, model: nn.Module, names: OriginalNames) -> Iterator[None]:
+        """Record until the context ends."""
+        self._parameters = dict(names.parameters(model))
+        with watch_training(self):
+            yield
+        self._parameters = {}
+
+    def before_backward(self, _: object) -> None:
+        """Note the gradients that are there already, which the program may have changed."""
+        if not is_in_backward():
+            self._totals = self._read()
+
+    def after_backward(self) -> None:
+        """Note what backward has added."""
+        if not is_in_backward():
+            self.contributions.append(
+                {
+                    name: gradient - self._totals[name] if name in self._totals else gradient
+                    for name, gradient in self._read().items()
+                }
+            )
+
+    def _read(self) -> dict[str, torch.Tensor]:
+        return {
+            name: parameter.grad.detach().double().cpu().clone()
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
+        }
+
+    def before_clipping(self) -> None:
+        """Unused: gradients are read when backward has ended."""
+
+    def clip(self, _: object) -> None:
+        """Unused: gradients are read when backward has ended."""
+
+    def before_optimizer(self, _: object) -> None:
+        """Unused: gradients are read when backward has ended."""
+
+    def after_optimizer(self, _: object) -> None:
+        """Unused: gradients are read when backward has ended."""
+
+    def read(self, _: object, __: object) -> None:
+        """Unused: gradients are read when backward has ended."""
 
 
 @final

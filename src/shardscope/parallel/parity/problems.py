@@ -31,6 +31,7 @@ from shardscope.parallel.parity.result import (
     ParityResult,
     is_within,
 )
+from shardscope.parallel.parity.scale_causes import explain_contributions
 from shardscope.parallel.parity.ties import explain_tie
 from shardscope.parallel.parity.training_problems import TrainingProblems
 from shardscope.record import (
@@ -173,6 +174,9 @@ class _Problems:
             return self._describe_cleared()
         if right or len(modules) < 2:
             return None
+        mixed = explain_contributions(self._result, gradients)
+        if mixed is not None:
+            return self._describe_common(mixed, len(wrong), len(wrong))
         causes = [self._causes.explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
         if 2 * len(known) < len(causes) or len({cause.group_key for cause in known}) != 1:

@@ -96,6 +96,8 @@ class ParityResult:
     ranks: Sequence[StepResult] = ()
     steps: Sequence[list[TensorComparison]] = ()  # the comparisons of each step
     is_training: bool = False  # the steps are training steps
+    # What each backward pass of the single device adds to the gradients, if there are several.
+    contributions: Sequence[Mapping[str, torch.Tensor]] = ()
 
 
 def is_within(module: str, outer: str) -> bool:

@@ -8,14 +8,21 @@ from dataclasses import replace
 
 import torch
 
+from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,
     list_sizes,
+    mask_nonfinite,
     sharding_axes,
+    target_in_fp64,
 )
 from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
+from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Suspect
+
+_MAX_REST = 1e-4  # of gradients that a sum over micro-batches may leave unexplained
+_MIN_SPREAD = 1e-2  # between the factors of micro-batches
 
 
 def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
@@ -166,3 +173,46 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
             remedy=remedy,
             predicate=f"is too large by its input, which is added {often} too often{also}",
         )
+
+
+def explain_contributions(
+    parity_result: ParityResult, gradients: Sequence[TensorComparison]
+) -> Explanation | None:
+    """Recognize gradients that are a sum over micro-batches with wrong weights.
+
+    None if the weights are equal, since the cause may then be another, or explain nothing.
+    """
+    parts = parity_result.contributions
+    known = [
+        result
+        for result in gradients
+        if result.full and all(result.case.name in part for part in parts)
+    ]
+    if len(parts) < 2 or not known:
+        return None
+    columns = [torch.cat([part[r.case.name].flatten() for r in known]) for part in parts]
+    values = torch.cat([mask_nonfinite(r.full_in_fp64()[0]).flatten() for r in known])
+    matrix = torch.stack(columns, 1)
+    weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
+    targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])
+    right = torch.linalg.lstsq(matrix, targets.unsqueeze(1), driver="gelsd").solution.flatten()
+    rest = float((matrix @ weights - values).norm() / values.norm().clamp_min(1e-300))
+    factors = [float(a / b) for a, b in zip(weights, right, strict=True)]
+    if rest > _MAX_REST or max(factors) - min(factors) < _MIN_SPREAD:
+        return None
+    listed = ", ".join(f"{factor:.3g}" for factor in factors[:MAX_LISTED])
+    more = ", …" if len(factors) > MAX_LISTED else ""
+    lost = [str(index + 1) for index, factor in enumerate(factors) if abs(factor) < _MIN_SPREAD]
+    if lost:
+        return Explanation(
+            Suspect.STALE,
+            f"the gradients of micro-batch {', '.join(lost)} are lost",
+            remedy="Clear gradients once before the first micro-batch, and synchronise those of "
+            "all micro-batches: each no_sync() needs a backward outside of it before the step.",
+        )
+    return Explanation(
+        Suspect.SCALED,
+        f"the gradients of the micro-batches are multiplied by different factors: {listed}{more}",
+        remedy="Scale the gradients, or the loss, of each micro-batch once: what scales gradients "
+        "that are accumulated scales those of earlier micro-batches again.",
+    )

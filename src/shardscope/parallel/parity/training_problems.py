@@ -53,9 +53,14 @@ class TrainingProblems:
             if wrong:
                 yield describe(wrong)
                 return
+        known: set[object] = set()  # a number that is read, and then returned, is one
         for kind in (TensorKind.COUNTER, TensorKind.REPORTED):
             for result in self._list(kind):
-                yield self._describe_number(result)
+                values = (float(_target(result).reshape(-1)[0]), *_values_of(result))
+                key = tuple(f"{value:.5g}" for value in values)
+                if key not in known:
+                    yield self._describe_number(result)
+                known.add(key)
 
     def _list(self, kind: TensorKind) -> list[TensorComparison]:
         return [result for result in self._wrong if result.case.kind is kind]
@@ -234,7 +239,7 @@ class TrainingProblems:
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             cause = Explanation(
-                Suspect.UNSYNCHRONIZED, "each rank has its own value, which no axis reduces to it"
+                Suspect.OUT_OF_SYNC, "each rank has its own value, which no axis reduces to it"
             )
         source = self._source(result.case.kind, name)
         fact = (

@@ -263,6 +263,7 @@ def share_equal_tensors(
     for step, result in enumerate(steps):
         groups = (
             result.gradients,
+            result.raw_gradients,
             result.buffers,
             result.parameters,
             result.snapshots,

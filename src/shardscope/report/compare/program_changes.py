@@ -20,7 +20,6 @@ from shardscope.record import (
     Recording,
     RunInfo,
     Severity,
-    TensorKind,
     TensorVerdict,
     format_ranks,
 )
@@ -258,11 +257,12 @@ def _list_verdicts(recording: Recording, names: CleanNames, is_alone: bool) -> I
 def _tensor_fact(verdict: TensorVerdict, names: CleanNames, prefix: str) -> Fact:
     name = names.clean(verdict.name)
     module, _, last = name.rpartition(".")
-    is_own = verdict.kind is not TensorKind.OUTPUT  # the model's output belongs to no module
+    is_own = verdict.module is not None
+    step = "" if verdict.step is None else f" in step {verdict.step}"
     words = _AGREES if verdict.agreement in FINE else verdict.agreement.replace("_", " ")
     return Fact(
         module=module if is_own else None,
-        what=f"{prefix}{verdict.kind} {last if is_own else name}".rstrip(),
+        what=f"{prefix}{verdict.kind} {last if is_own else name}".rstrip() + step,
         value=words,
         unit=Unit.WORDS,
         badness=_badness(verdict.agreement),

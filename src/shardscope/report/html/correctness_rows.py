@@ -69,7 +69,7 @@ def _make_table(
     ordered = sorted(verdicts, key=lambda verdict: verdict.agreement in fine)
     return VerdictTable(
         name=tuple(map(_name_tensor, ordered)),
-        kind=tuple(str(verdict.kind) for verdict in ordered),
+        kind=tuple(map(_name_kind, ordered)),
         agreement=tuple(verdict.agreement.replace("_", " ") for verdict in ordered),
         is_fine=tuple(verdict.agreement in fine for verdict in ordered),
         error=tuple(verdict.error for verdict in ordered),
@@ -88,11 +88,14 @@ def _name_tensor(verdict: TensorVerdict) -> str:
     return f"output {verdict.name}" if verdict.name else "the output"
 
 
+def _name_kind(verdict: TensorVerdict) -> str:
+    """What a tensor is, and in which of several training steps: `gradient, step 2`."""
+    return str(verdict.kind) if verdict.step is None else f"{verdict.kind}, step {verdict.step}"
+
+
 def _find_owner(verdict: TensorVerdict, index: Index) -> int:
     """Return the position of the module that owns a tensor; the model's output has no owner."""
-    if verdict.kind is TensorKind.OUTPUT:
-        return NOWHERE
-    return index.module(verdict.name.rpartition(".")[0])
+    return NOWHERE if verdict.module is None else index.module(verdict.module)
 
 
 def _make_divergence(divergence: Divergence, index: Index) -> DivergenceItem:

@@ -119,7 +119,7 @@ class _Selection:
 
     def select_parity(self, parity: Parity) -> Parity:
         """Keep tensors and divergences of selected modules."""
-        tensors = tuple(tensor for tensor in parity.tensors if self.holds_tensor(tensor.name))
+        tensors = tuple(tensor for tensor in parity.tensors if self.holds(tensor.module or ""))
         divergences = tuple(
             divergence for divergence in parity.divergences if self.holds(divergence.module)
         )

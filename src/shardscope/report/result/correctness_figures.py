@@ -86,7 +86,8 @@ def _read_different(
     groups: dict[object, list[TensorVerdict]] = {}
     for tensor in tensors:
         if tensor.agreement not in accepted:
-            key = (tensor.kind, fold_indices(tensor.name), tensor.agreement, tensor.suspect)
+            name = fold_indices(tensor.name)
+            key = (tensor.step, tensor.kind, name, tensor.agreement, tensor.suspect)
             groups.setdefault(key, []).append(tensor)
     return tuple(map(_read_tensor, groups.values()))
 
@@ -96,6 +97,7 @@ def _read_tensor(group: list[TensorVerdict]) -> TensorFigures:
     return TensorFigures(
         name=(worst.name if len(group) == 1 else fold_indices(worst.name)) or "the output",
         kind=str(worst.kind),
+        step=worst.step,
         agreement=str(worst.agreement),
         repeat=len(group),
         error=_round(worst.error),

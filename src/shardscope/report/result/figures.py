@@ -155,6 +155,7 @@ class TensorFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     kind: str
     agreement: str
+    step: int | None = None  # of several training steps, from 1
     repeat: int = 1
     error: float | None = None
     noise: float | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -28,6 +29,7 @@ from shardscope.record import (
     Recording,
     Source,
     Suspect,
+    TensorKind,
     TensorVerdict,
     format_ranks,
 )
@@ -354,6 +356,9 @@ def render_parity(recording: Recording, *, is_folded: bool = True) -> Iterator[R
         yield summarize_parity(parity, recording.findings)
         if parity.tensors:
             yield _render_tensors(parity, is_folded=is_folded)
+        num_hidden = len(parity.tensors) - len(_choose_tensors(parity, is_folded=is_folded))
+        if num_hidden:
+            yield Text(f"… {num_hidden:,} tensors of other steps: --no-fold shows all", "dim")
 
 
 def _note_parity(parity: Parity) -> str:
@@ -368,10 +373,14 @@ def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
     wrong = [tensor for tensor in parity.tensors if tensor.agreement not in TOLERABLE]
     count = plural(len(parity.tensors), "tensor")
     kinds = "outputs, gradients and changed buffers" if parity.has_backward else "outputs"
+    steps = {tensor.step for tensor in parity.tensors if tensor.step is not None}
+    if steps:
+        kinds = f"losses, gradients, optimizer state and more of {plural(len(steps), 'step')}"
     if not parity.tensors:
         return Text("Nothing was compared: the step produced no tensors.", _WRONG)
     if wrong:
-        return Text(f"{len(wrong):,} of {count} differ", _WRONG).append(f" ({kinds}).", "")
+        step = "" if wrong[0].step is None else f", first in step {wrong[0].step}"
+        return Text(f"{len(wrong):,} of {count} differ{step}", _WRONG).append(f" ({kinds}).", "")
     odd = [tensor for tensor in parity.tensors if tensor.agreement not in FINE]
     line = Text(f"All {count} agree", "bold green").append(f" ({kinds})", "")
     if odd:
@@ -382,9 +391,22 @@ def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
     return line.append(".", "")
 
 
+def _choose_tensors(parity: Parity, *, is_folded: bool) -> Sequence[TensorVerdict]:
+    """The tensors of the first training step that differs, as later ones follow from it; else all.
+
+    If all agree those of the last step, whose state depends on all before it.
+    """
+    steps = {tensor.step for tensor in parity.tensors}
+    wrong = (tensor.step for tensor in parity.tensors if tensor.agreement not in TOLERABLE)
+    step = next(wrong, max(filter(None, steps), default=None))
+    if not is_folded or step is None:
+        return parity.tensors
+    return [tensor for tensor in parity.tensors if tensor.step == step]
+
+
 def _render_tensors(parity: Parity, *, is_folded: bool) -> RenderableType:
     folded: dict[object, list[TensorVerdict]] = {}
-    for index, tensor in enumerate(parity.tensors):
+    for index, tensor in enumerate(_choose_tensors(parity, is_folded=is_folded)):
         key = (tensor.kind, fold_indices(tensor.name), tensor.agreement, tensor.suspect)
         folded.setdefault(key if is_folded else index, []).append(tensor)
     # Wrong tensors come first, in the order of the model.
@@ -414,10 +436,17 @@ def _make_row(verdicts: Sequence[TensorVerdict], hidden: Suspect | None) -> Row:
 
 
 def _name(verdicts: Sequence[TensorVerdict]) -> Text:
-    name = verdicts[0].name or "the output"
+    name = _name_line(verdicts[0]) or verdicts[0].name or "the output"
     if len(verdicts) == 1:
         return make_text(name)
     return make_text(fold_indices(name)).append(f" ×{len(verdicts)}", "dim")
+
+
+def _name_line(verdict: TensorVerdict) -> str:
+    """`train.py:20` for a number that was read there, whatever the folder; else empty."""
+    path, _, line = verdict.name.rpartition(":")
+    is_line = verdict.kind is TensorKind.REPORTED and line.isdecimal()
+    return f"{PurePath(path).name}:{line}" if is_line else ""
 
 
 def _format_error(error: float | None) -> str:

@@ -7,7 +7,7 @@ and `verdict.py` puts all results in order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from shardscope.record import (
     Diagnosis,
     Explanation,
     FallbackKind,
+    Finding,
     MemoryKind,
     MemoryProfile,
     OpVerdict,
@@ -242,7 +243,8 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
 
 def judge_results(recording: Recording) -> Iterator[Concern]:
     """Judge whether results are those of a single device, or of eager execution."""
-    yield from map(_judge_parity, recording.parity)
+    for parity in recording.parity:
+        yield _judge_parity(parity, recording.findings)
     yield from map(_judge_program, recording.parallel)
     for diagnosis in recording.diagnoses:
         facts = (item for item in recording.findings if item.fact == diagnosis.fact)
@@ -250,7 +252,29 @@ def judge_results(recording: Recording) -> Iterator[Concern]:
         yield _judge_diagnosis(diagnosis, finding.remedy if finding else "")
 
 
-def _judge_parity(parity: Parity) -> Concern:
+_CAUSES = {
+    "missing-reduction": "a missing reduction",
+    "double-reduction": "a double reduction",
+    "scaled": "a wrong scale",
+    "wrong-slice": "a wrong slice",
+    "permuted": "a wrong order",
+    "wrong-group": "a wrong group",
+    "wrong-dim": "a wrong dim",
+    "broken-tie": "a broken tie",
+    "randomness": "random numbers",
+    "weights": "unequal weights",
+    "norm": "a wrong norm",
+    "clipping": "wrong clipping",
+    "overwritten": "a value overwritten in place",
+    "lost-hook": "a lost hook",
+    "out-of-sync": "a missing synchronization",
+    "rounding": "a lower precision",
+    "stale": "a stale or missing value",
+}
+"""What a finding of `parity` says in a few words, by the end of its rule."""
+
+
+def _judge_parity(parity: Parity, findings: Sequence[Finding]) -> Concern:
     wrong = [tensor for tensor in parity.tensors if tensor.agreement not in TOLERABLE]
     count = plural(len(parity.tensors), "tensor")
     if not wrong:
@@ -265,17 +289,22 @@ def _judge_parity(parity: Parity) -> Concern:
             view="proof",
         )
     first = next(iter(parity.divergences), None)
+    # What a step computes outside the modules has a finding, but no divergence.
+    cause = next((item for item in findings if item.rule.startswith("parity-")), None)
     where = f", first in {first.module or 'the model itself'}" if first else ""
-    suspect = first.suspect.replace("_", " ") if first else "unknown"
+    suspect = first.suspect.replace("_", "-") if first else ""
+    if first is None and cause is not None:
+        where = f", first in step {wrong[0].step}" if wrong[0].step else ""
+        suspect = cause.rule.removeprefix("parity-")
     return Concern(
         judgement=Judgement.WRONG,
         rule="parity",
         fact=f"{len(wrong):,} of {count} differ from a single device{where}",
-        reason="the cause is not known" if suspect == "unknown" else f"likely a {suspect}",
+        reason=f"likely {_CAUSES[suspect]}" if suspect in _CAUSES else "the cause is not known",
         view="proof",
         module=(first.module or None) if first else None,
-        source=first.source if first else None,
-        remedy=first.remedy if first else "",
+        source=first.source if first else cause.source if cause else None,
+        remedy=first.remedy if first else cause.remedy if cause else "",
     )
 
 

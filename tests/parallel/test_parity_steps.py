@@ -1,0 +1,190 @@
+"""Training steps on ranks against a single device: what is compared, what is wrong, and why."""
+
+import linecache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from shardscope import parity
+from shardscope.errors import ParityError
+from shardscope.record import TOLERABLE, TensorKind
+
+WIDTH = 8
+X, Y = torch.randn(7, WIDTH), torch.randn(7, WIDTH)  # an odd number of samples: shards are uneven
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, WIDTH))
+
+
+def make_optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def shard(model, mesh):
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def train(model, batch, optimizer, mesh=None, *, limit=0.1, total=None, loss_count=None):
+    """A right step on uneven shards: the loss is divided by the number of elements of all ranks."""
+    x, y = batch
+    optimizer.zero_grad()
+    count = torch.tensor(float(y.numel()))
+    if mesh is not None:
+        dist.all_reduce(count)
+        count /= mesh.size()  # gradients are averaged
+    loss = (model(x) - y).square().sum() / (count if loss_count is None else loss_count(y))
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(list(model.parameters()), limit)
+    if total is not None:
+        total(norm)
+    optimizer.step()
+    logged = loss.detach().clone()
+    if mesh is not None:
+        dist.all_reduce(logged, op=dist.ReduceOp.AVG)
+    return {"loss": logged.item(), "norm": norm}
+
+
+def compare(parallel_step=train, *, parallelize=shard, single_step=train, **options):
+    options = {"optimizer": make_optimizer, "batch_axes": "dp", "inputs": (X, Y)} | options
+    return parity(
+        build(),
+        {"dp": 2},
+        parallelize=parallelize,
+        train_step=single_step,
+        parallel_train_step=parallel_step,
+        **options,
+    )
+
+
+def read_line(finding):
+    return linecache.getline(__file__, finding.source.line).strip()
+
+
+def only_finding(recording):
+    [finding] = recording.findings
+    return finding
+
+
+def test_all_that_a_right_step_computes_is_compared_in_every_step():
+    recording = compare()
+    tensors = recording.parity[0].tensors
+    assert not recording.findings
+    assert {tensor.step for tensor in tensors} == {1, 2}
+    assert {tensor.kind for tensor in tensors} == {
+        TensorKind.OUTPUT,
+        TensorKind.LOSS,
+        TensorKind.GRADIENT,
+        TensorKind.NORM,
+        TensorKind.CLIPPED,
+        TensorKind.SETTING,
+        TensorKind.STATE,
+        TensorKind.UPDATED,
+        TensorKind.REPORTED,
+    }
+    names = {tensor.name for tensor in tensors}
+    assert {"lr", "0.weight exp_avg", "returned['loss']", "gradient norm"} <= names
+
+
+def test_a_loss_divided_by_the_own_number_of_samples_is_blamed_with_its_line():
+    def step(model, batch, optimizer, mesh=None):
+        return train(model, batch, optimizer, mesh, loss_count=torch.numel)
+
+    finding = only_finding(compare(step))
+    assert finding.rule == "parity-scaled"
+    assert read_line(finding).startswith("loss = (model(x) - y)")
+
+
+def test_ranks_that_clip_with_another_limit_are_named_as_such():
+    def step(model, batch, optimizer, mesh=None):
+        return train(model, batch, optimizer, mesh, limit=0.05)
+
+    finding = only_finding(compare(step))
+    assert finding.rule == "parity-clipping"
+    assert "Gradients and their norm agree before clipping" in finding.fact
+
+
+def clip_by_own_norm(model, batch, optimizer, mesh=None):
+    x, y = batch
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    local = [
+        p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in model.parameters()
+    ]
+    norm = torch.stack([gradient.square().sum() for gradient in local]).sum().sqrt()
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
+    optimizer.step()
+
+
+def test_a_norm_of_the_own_shards_is_a_wrong_norm():
+    even = {"inputs": (X[:6], Y[:6])}
+    finding = only_finding(compare(clip_by_own_norm, single_step=clip_by_own_norm, **even))
+    assert finding.rule == "parity-norm"
+    assert "from its own shards only" in finding.fact
+    assert "clip_grads_with_norm_" in read_line(finding)
+
+
+def test_an_optimizer_made_before_sharding_holds_stale_parameters():
+    def parallelize(model, mesh):
+        optimizer = make_optimizer(model)
+        for module in model:
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(module.weight.detach().clone())
+        return model, optimizer
+
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+    finding = only_finding(compare(step, parallelize=parallelize, single_step=step, batch_axes=()))
+    assert finding.rule == "parity-stale"
+    assert "The optimizer of the ranks does not hold 0.weight, 2.weight" in finding.fact
+
+
+def test_a_learning_rate_of_the_ranks_that_is_scaled_is_named():
+    def parallelize(model, mesh):
+        model = shard(model, mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2 * mesh.size())
+
+    finding = only_finding(compare(parallelize=parallelize))
+    assert "lr is 0.02 on the ranks and 0.01 on the single device" in finding.fact
+    assert "a factor of the size of dp" in finding.fact
+
+
+def test_a_number_that_only_the_log_shows_wrong_is_blamed_by_itself():
+    def step(model, batch, optimizer, mesh=None):
+        result = train(model, batch, optimizer, mesh)
+        total = torch.tensor(7.0)  # of all ranks
+        if mesh is not None:
+            dist.all_reduce(total)
+        return result | {"samples": total.item()}
+
+    finding = only_finding(compare(step, single_step=step))
+    assert "The model is trained as on the single device" in finding.fact
+    assert "test_parity_steps.py:" in finding.subject
+
+
+def test_a_step_that_is_parallel_by_itself_needs_no_sharding_function():
+    def step(model, batch, optimizer, mesh):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        for parameter in model.parameters() if mesh is not None else ():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=mesh.get_group("dp"))
+        optimizer.step()
+
+    recording = compare(step, single_step=step, parallelize=None, inputs=(X[:6], Y[:6]))
+    assert all(tensor.agreement in TOLERABLE for tensor in recording.parity[0].tensors)
+
+
+def test_a_comparison_of_no_step_is_refused():
+    with pytest.raises(ParityError, match=r"steps is 0\. Compare at least one"):
+        compare(steps=0)
+    with pytest.raises(ParityError, match="computes its own loss"):
+        compare(loss=torch.sum)
