@@ -8,6 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from benchmarks.silent.correct_layouts import Layout
+from benchmarks.silent.correct_models import GPT, Batch
+from benchmarks.silent.correct_steps import (
+    Details,
+    LossOfElements,
+    Trainer,
+    clip_rank,
+    data_size,
+    sum_over_data,
+    update,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -19,18 +30,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
-)
-
-from benchmarks.silent.correct_layouts import Layout
-from benchmarks.silent.correct_models import GPT, Batch
-from benchmarks.silent.correct_steps import (
-    Details,
-    LossOfElements,
-    Trainer,
-    clip_rank,
-    data_size,
-    sum_over_data,
-    update,
 )
 
 SCHEDULES: dict[str, Any] = {
@@ -78,7 +77,12 @@ class Pipeline(Layout):
     stage_axes = ("pp",)
 
     def __init__(
-        self, mesh: Mapping[str, int], schedule: str, *, has_fsdp: bool = False, is_tied: bool = False
+        self,
+        mesh: Mapping[str, int],
+        schedule: str,
+        *,
+        has_fsdp: bool = False,
+        is_tied: bool = False,
     ) -> None:
         super().__init__(mesh)
         self.data_axes = self.batch_axes = tuple(axis for axis in mesh if axis != "pp")
