@@ -501,3 +501,28 @@ def test_compiled_ranks_that_wait_for_each_other_leave_dynamo_as_it_was() -> Non
 
     assert broken(torch.ones(2)).tolist() == [4.0, 4.0]
     assert len(graphs) == 2
+
+
+def test_a_sum_of_inputs_that_are_multiplied_by_a_factor_is_computed():
+    def reduce(rank, _):
+        x = torch.full((2,), float(rank + 1))
+        shard = torch.empty(1)
+        dist.reduce_scatter(shard, list(x.chunk(2)), op=dist.ReduceOp.PREMUL_SUM(0.25))
+        return shard.item()
+
+    assert run_ranks_in_threads({"dp": 2}, reduce) == [0.75, 0.75]
+
+
+def test_receives_take_messages_in_the_order_in_which_they_were_posted():
+    def exchange(rank, _):
+        if rank == 0:
+            dist.send(torch.tensor(1.0), 1)
+            dist.send(torch.tensor(2.0), 1)
+            return None
+        tensors = [torch.zeros(()), torch.zeros(())]
+        first, second = (dist.irecv(tensor, 0) for tensor in tensors)
+        second.wait()
+        first.wait()
+        return [tensor.item() for tensor in tensors]
+
+    assert run_ranks_in_threads({"pp": 2}, exchange)[1] == [1.0, 2.0]

@@ -25,9 +25,8 @@ class CollectiveRequest:
 
     `kind` is `all_reduce`, `reduce`, `broadcast`, `all_gather`, `gather`, `scatter`,
     `reduce_scatter`, `all_to_all`, `all_to_all_single` or `barrier`; `root` is a rank of the group;
-    `reduction` is the name of a `ReduceOp`, such as `SUM`; `factor` is what `PREMUL_SUM`, with
-    which FSDP divides gradients, multiplies this rank's input by. `outputs` are the tensors to be
-    filled, if the caller has some.
+    `reduction` is the name of a `ReduceOp`, such as `SUM`; `factor` is that of `PREMUL_SUM`.
+    `outputs` are the tensors to be filled, if the caller has some.
     """
 
     kind: str
@@ -35,7 +34,7 @@ class CollectiveRequest:
     outputs: Tensors = ()
     root: int = 0
     reduction: str = ""
-    factor: float | torch.Tensor | None = None
+    factor: float | torch.Tensor = 1.0
     input_splits: Sequence[int] = ()
     output_splits: Sequence[int] = ()
     purpose: str = ""  # in words, for shardscope's own collectives
@@ -112,15 +111,11 @@ def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
             f"{requests[0].kind} reduces by {reduction}, which ranks in one process cannot. Use "
             "SUM, AVG, MAX, MIN or PRODUCT, or run the ranks as processes."
         )
+    if reduction == "PREMUL_SUM":
+        parts = [request.inputs[index] * request.factor for request in requests]
     dtype = parts[0].dtype
     is_16_bit = dtype.is_floating_point and dtype.itemsize == 2
     total = parts[0].to(torch.float32 if is_16_bit else dtype, copy=True)
-    if reduction == "PREMUL_SUM":
-        parts = [
-            part.to(total.dtype) * (1.0 if request.factor is None else request.factor)
-            for part, request in zip(parts, requests, strict=True)
-        ]
-        total = parts[0].clone()
     for part in parts[1:]:
         total = _REDUCTIONS[reduction](total, part)
     if reduction == "AVG":
@@ -142,18 +137,17 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def read_factor(op: Any) -> float | torch.Tensor | None:
-    """The factor of a `ReduceOp.PREMUL_SUM`, which torch shows only in its pickled state."""
-    if name_reduction(op) != "PREMUL_SUM" or not isinstance(op, ReduceOp):
-        return None
-    factor: float | torch.Tensor = op.__getstate__()[1]  # type: ignore[no-untyped-call]
-    return factor
-
-
 def name_reduction(op: Any) -> str:
     """The name of a `ReduceOp` or `RedOpType`."""
     names = (name for name, reduce_op in ReduceOp.RedOpType.__members__.items() if op == reduce_op)
     return next(names, "a custom reduction")
+
+
+def read_factor(op: Any) -> float | torch.Tensor:
+    """The factor by which `PREMUL_SUM` multiplies each input; 1 for any other reduction."""
+    is_scaled = isinstance(op, ReduceOp) and op == ReduceOp.RedOpType.PREMUL_SUM
+    factor: float | torch.Tensor = op.__getstate__()[1] if is_scaled else 1.0
+    return factor
 
 
 def _all_reduce(requests: Sequence[CollectiveRequest]) -> list[Tensors]:

@@ -78,6 +78,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         self._own_rank = rank
         self._key = key
         self._exchange = exchange
+        self._posted: list[_Receipt] = []  # receives that may not have been waited for
 
     def size(self) -> int:
         return len(self._key.ranks)
@@ -108,14 +109,12 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         tensors = _listed(tensors)
         op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return self._join("all_reduce", tensors, tensors, **_read_reduction(op))
+        return self._join("all_reduce", tensors, tensors, **_name_op(op))
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> Any:
-        return self._join(
-            "reduce", tensors, tensors, root=opts.rootRank, **_read_reduction(opts.reduceOp)
-        )
+        return self._join("reduce", tensors, tensors, root=opts.rootRank, **_name_op(opts.reduceOp))
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         tensors = _listed(tensors)
@@ -152,7 +151,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [tensor for tensors in inputs for tensor in tensors]
-        return self._join("reduce_scatter", spread, outputs, **_read_reduction(opts.reduceOp))
+        return self._join("reduce_scatter", spread, outputs, **_name_op(opts.reduceOp))
 
     def reduce_scatter_single(self, output: Any, source: Any, opts: Any) -> Any:
         return self.reduce_scatter_single_coalesced([output], [source], opts)
@@ -192,10 +191,10 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         return _finished(tensors)
 
     def recv(self, tensors: Any, sender: int, tag: int = 0) -> Any:
-        return _Receipt(lambda: self._receive(tensors[0], sender, tag))
+        return self._post(lambda: self._receive(tensors[0], sender, tag), sender, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return _Receipt(lambda: self._receive(tensors[0], None, tag))
+        return self._post(lambda: self._receive(tensors[0], None, tag), None, tag)
 
     # torch 2.11's names for the same.
     _allgather_base = all_gather_single
@@ -209,6 +208,18 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
     def _end_coalescing(self, *_: Any) -> Any:
         return _finished([])
+
+    def _post(self, receive: Callable[[], int], sender: int | None, tag: int) -> _Receipt:
+        """A receive after those posted before it, which take the messages that arrive first."""
+        self._posted = [receipt for receipt in self._posted if not receipt.is_completed()]
+        earlier = [
+            receipt
+            for receipt in self._posted
+            if receipt.tag == tag and (None in (sender, receipt.sender) or sender == receipt.sender)
+        ]
+        receipt = _Receipt(receive, sender, tag, earlier)
+        self._posted.append(receipt)
+        return receipt
 
     def _receive(self, tensor: torch.Tensor, sender: int | None, tag: int) -> int:
         source, sent = self._exchange.receive(self._key, self._own_rank, sender, tag)
@@ -231,17 +242,31 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
 
 @final
 class _Receipt(dist.Work):
-    """A receive that runs in `wait()`: both ranks may post receives before either sends."""
+    """A receive that runs in `wait()`: both ranks may post receives before either sends.
 
-    def __init__(self, receive: Callable[[], int]) -> None:
+    Those of `earlier`, which may take the same messages, run first.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[], int],
+        sender: int | None,
+        tag: int,
+        earlier: Sequence[_Receipt],
+    ) -> None:
         super().__init__()
+        self.sender, self.tag = sender, tag
+        self._earlier = earlier
         self._receive: Callable[[], int] | None = receive
         self._sender = -1
 
     def wait(self, *_: Any) -> bool:
+        for receipt in self._earlier:
+            receipt.wait()
+        self._earlier = ()
         if self._receive is not None:
-            self._sender = self._receive()
-            self._receive = None
+            receive, self._receive = self._receive, None
+            self._sender = receive()
         return True
 
     def is_completed(self) -> bool:
@@ -251,7 +276,7 @@ class _Receipt(dist.Work):
         return self._sender
 
 
-def _read_reduction(op: Any) -> dict[str, Any]:
+def _name_op(op: Any) -> dict[str, Any]:
     return {"reduction": name_reduction(op), "factor": read_factor(op)}
 
 

@@ -98,10 +98,13 @@ def make_cases(
     changed = runs.reference.changed.union(*(rank.changed for rank in ranks))
     added = frozenset().union(*(rank.added for rank in ranks))
     aliases = _find_aliases(runs.reference, ranks)
+    # A pipeline may call only its stages, which are parts of the model.
+    has_parts_only = not any(rank.num_calls for rank in ranks) and any(r.gradients for r in ranks)
     for key in dict.fromkeys((*table.references, *(key for rank in tensors for key in rank))):
         kind, name = key
         is_unchanged = kind in _CHANGEABLE and name not in changed
-        if kind is TensorKind.GRADIENT or is_unchanged:
+        is_uncalled = kind is TensorKind.OUTPUT and has_parts_only
+        if kind is TensorKind.GRADIENT or is_unchanged or is_uncalled:
             continue
         if name in added and key not in table.references:
             continue

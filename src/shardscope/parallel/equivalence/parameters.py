@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
@@ -169,9 +170,10 @@ class TracedWeights:
         """What the ranks' training observed, with full tensors and the original's names."""
         tables: list[dict[Table, dict[str, torch.Tensor]]] = [{} for _ in ranks]
         for key in dict.fromkeys(key for rank in ranks for key in rank.training.tables):
-            named = self._put_together([rank.training.tables.get(key, {}) for rank in ranks])
-            for rank_tables, rank_named in zip(tables, named, strict=True):
-                rank_tables[key] = rank_named
+            of_ranks = [rank.training.tables.get(key, {}) for rank in ranks]
+            named, others = self._put_together(of_ranks), self._name_others(of_ranks)
+            for rank_tables, rank_named, rank_others in zip(tables, named, others, strict=True):
+                rank_tables[key] = rank_named | rank_others
         return [
             replace(
                 rank.training,
@@ -220,6 +222,26 @@ class TracedWeights:
                     if full is not None:
                         named[name] = full
         return result
+
+    def _name_others(self, ranks: Sequence[Named]) -> list[dict[str, torch.Tensor]]:
+        """State without an element for each of its parameter's, such as the number of steps.
+
+        It is that of every original parameter that the rank's parameter holds elements of; a rank
+        without it gets that of the nearest rank.
+        """
+        own = [
+            {
+                self._find_aliases(origin)[copy]: named[part.name]
+                for origin in self._moved
+                for copy, part in self._find_copies(origin, rank)
+                if part.name in named and named[part.name].numel() != math.prod(part.shape)
+            }
+            for rank, named in enumerate(ranks)
+        ]
+        return [
+            dict(ChainMap(*(own[near] for near in ranks_by_distance(self._sizes, rank))))
+            for rank in range(len(ranks))
+        ]
 
     def _find_origins(self, rank: int) -> dict[str, str]:
         """The original names of a rank's parameters that hold elements of a single parameter.
@@ -270,8 +292,10 @@ class TracedWeights:
             own_indices, indices = part.indices[origin]
             tensor = named.get(part.name)
             is_there = tensor is not None and tensor.numel() == math.prod(part.shape)
-            values = tensor.detach().cpu().flatten()[own_indices] if tensor is not None else None
-            yield _Elements(copy, indices, values if is_there else None)
+            values = None
+            if tensor is not None and is_there:
+                values = tensor.detach().cpu().flatten()[own_indices]
+            yield _Elements(copy, indices, values)
 
     def _fill(
         self, origin: str, copy: int, rank: int, elements_of: Sequence[Sequence[_Elements]]

@@ -123,6 +123,7 @@ class TrainingRecorder:
         self._names = names
         self._trainer = trainer
         self._optimizers: dict[int, Optimizer] = {}
+        self._held: dict[str, torch.Tensor] = {}  # parameters when an optimizer stepped
         self._depth = 0  # of calls of modules
         self._num_in_optimizer = 0
         self._begin()
@@ -207,9 +208,12 @@ class TrainingRecorder:
         self._optimizers[id(optimizer)] = optimizer
         if self._has_new_gradients:
             self._read_gradients()
-        own = {id(parameter): name for name, parameter in reversed(self._parameters().items())}
+        named = self._parameters()
+        own = {id(parameter): name for name, parameter in reversed(named.items())}
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
+            held = set(map(id, group["params"]))
+            self._held |= {name: p for name, p in named.items() if id(p) in held}
             numbers = {name: float(value) for name, value in group.items() if _is_number(value)}
             for parameter in group["params"]:
                 for name, value in numbers.items() if id(parameter) in own else ():
@@ -262,7 +266,8 @@ class TrainingRecorder:
                 table[name] = unclipped[name] if is_same else gradient
 
     def _read_states(self) -> None:
-        named = self._parameters()
+        # A later forward may have exchanged parameters of the model, as those of FSDP's root.
+        named = self._parameters() | self._held
         for optimizer in self._optimizers.values():
             for name, first in tie_names(named).items():
                 state = optimizer.state.get(named[first]) if name == first else None

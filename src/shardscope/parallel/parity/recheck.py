@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
+from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     OF_A_RANK,
     Key,
@@ -17,6 +18,7 @@ from shardscope.parallel.equivalence import (
     compare_case,
     describe_dtype,
     name_dtype,
+    ranks_along,
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
@@ -101,15 +103,34 @@ def recheck_without_rng(
         if deterministic_result is None or result.verdict.agreement in TOLERABLE:
             decided.append(result)
         elif deterministic_result.verdict.agreement in TOLERABLE:
-            decided.append(_attribute_to_rng(result))
+            is_own = _is_own(result, deterministic_result)
+            decided.append(_attribute_to_rng(result, is_own=is_own))
         else:
             decided.append(deterministic_result)
     return decided
 
 
-def _attribute_to_rng(result: TensorComparison) -> TensorComparison:
+def _is_own(result: TensorComparison, deterministic_result: TensorComparison) -> bool:
+    """Whether a number is that of each rank's own samples, and differs only between those."""
+    case, floor = result.case, result.case.floor
+    if not deterministic_result.reduction or not case.batch_axes or floor is None:
+        return False
+    values = [None if value is None else to_fp64_on_cpu(value) for value in case.ranks]
+    lines = (
+        line
+        for axis in range(len(case.sizes))
+        if axis not in case.batch_axes
+        for line in ranks_along(case.sizes, axis)
+    )
+    return all(
+        value is not None and first is not None and floor.covers(value, first)
+        for first, value in ((values[line[0]], values[rank]) for line in lines for rank in line)
+    )
+
+
+def _attribute_to_rng(result: TensorComparison, *, is_own: bool) -> TensorComparison:
     """An error if ranks drew different numbers for a replicated tensor, otherwise harmless."""
-    is_replicated = result.verdict.agreement is Agreement.RANKS_DISAGREE
+    is_replicated = result.verdict.agreement is Agreement.RANKS_DISAGREE and not is_own
     verdict = replace(
         result.verdict,
         agreement=Agreement.RANKS_DISAGREE if is_replicated else Agreement.RANDOM,
