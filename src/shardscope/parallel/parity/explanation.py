@@ -50,6 +50,12 @@ class Explanation:
 
 
 UNKNOWN = Explanation(Suspect.UNKNOWN)
+OWN_VALUES = Explanation(
+    Suspect.OUT_OF_SYNC,
+    "each rank has its own value, computed from what it alone sees",
+    remedy="Reduce what it is computed from over the ranks that have other samples, tokens or "
+    "experts, before it is updated.",
+)
 
 
 def make_sentence(clause: str) -> str:

@@ -12,6 +12,7 @@ from typing import final
 
 from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.explanation import (
+    OWN_VALUES,
     UNKNOWN,
     Explanation,
     describe_location,
@@ -424,7 +425,8 @@ class _Problems:
         for module, group in groups.items():
             causes = [self._causes.explain(result) for result in group]
             known = (cause for cause in causes if cause.suspect is not Suspect.UNKNOWN)
-            cause = next(known, UNKNOWN)
+            disagree = any(r.verdict.agreement is Agreement.RANKS_DISAGREE for r in group)
+            cause = next(known, OWN_VALUES if disagree else UNKNOWN)
             names = list_names([result.case.name for result in group])
             differ = "differs" if len(group) == 1 else "differ"
             yield Problem(
@@ -460,6 +462,7 @@ class _Problems:
                 suggest_remedy(cause, OriginKind.LOSS),
                 names=tuple(result.case.name for result in group),
                 rule=f"parity-{verdict.agreement.replace('_', '-')}" if is_plain else "",
+                source=self._source_outside if verdict.kind is TensorKind.GRADIENT else None,
             )
 
     def _after_outputs(self, fact: str) -> str:

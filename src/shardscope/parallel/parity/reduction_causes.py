@@ -199,10 +199,10 @@ def explain_parts(
     `raw_gradients` are those of each rank before they are reduced; None if they do not tell.
     """
     raw = [tensor for tensor in raw_gradients if tensor is not None]
-    target = target_in_fp64(comparison.case)
     full = comparison.full_in_fp64() if comparison.full else []
-    if len(raw) < len(raw_gradients) or len(full) != len(raw):
+    if len(raw) < len(raw_gradients) or len(full) != len(raw) or comparison.case.target is None:
         return None
+    target = target_in_fp64(comparison.case)
     if any(tensor.shape != target.shape for tensor in raw):
         return None
     matrix = torch.stack([to_fp64_on_cpu(tensor).flatten() for tensor in raw], 1)

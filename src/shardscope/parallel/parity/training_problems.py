@@ -16,7 +16,12 @@ from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import find_median_ratio, group_ranks, list_sizes
-from shardscope.parallel.parity.explanation import Explanation, list_names, make_sentence
+from shardscope.parallel.parity.explanation import (
+    OWN_VALUES,
+    Explanation,
+    list_names,
+    make_sentence,
+)
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Agreement, Phase, Source, Suspect, TensorKind
@@ -238,9 +243,7 @@ class TrainingProblems:
         )
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
-            cause = Explanation(
-                Suspect.OUT_OF_SYNC, "each rank has its own value, which no axis reduces to it"
-            )
+            cause = OWN_VALUES
         source = self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
