@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope.attribution.tensors import map_tensors
@@ -59,6 +60,7 @@ class StepResult:
     num_calls: int = 1  # of the model
     num_backwards: int = 0  # that reached an output of the model
     num_cleared: int = 0  # times that gradients were cleared before another backward
+    is_bypassed: bool = False  # the module inside DistributedDataParallel was called without it
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     regions: dict[Key, Region] = field(default_factory=dict)
     snapshots: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -281,6 +283,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         calls = stack.enter_context(_captured_outputs(model, names, backwards))
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
+        wrapper_calls = stack.enter_context(_counted_calls(model, DistributedDataParallel))
         if task.training is not None:
             returned = task.training.run(model, inputs, run.optimizer, mesh=run.mesh)
         elif task.step is not None:
@@ -318,11 +321,32 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_calls=len(calls),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
+        is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=_find_squares(gradients) if task.training is not None else {},
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
+
+
+@contextmanager
+def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[int, int]]:
+    """How often each wrapper of a class is called, by its id, until the context ends."""
+    counts: dict[int, int] = {}
+
+    def count(module: nn.Module, _: object) -> None:
+        counts[id(module)] += 1
+
+    handles = []
+    for module in model.modules():
+        if isinstance(module, wrapper):
+            counts[id(module)] = 0
+            handles.append(module.register_forward_pre_hook(count))
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:

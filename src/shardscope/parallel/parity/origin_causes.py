@@ -68,12 +68,23 @@ class OriginExplainer:
                 is_forward=is_forward,
                 batch_axes=self._batch_axes,
             )
-            self._causes[id(comparison)] = self._explain_parts(comparison)
+            self._causes[id(comparison)] = self._refine(comparison)
         return self._causes[id(comparison)]
 
-    def _explain_parts(self, comparison: TensorComparison) -> Explanation:
-        """The cause so far, or, for a gradient without one, which ranks' parts it lacks."""
+    def _refine(self, comparison: TensorComparison) -> Explanation:
+        """The cause so far, or what else is known of the parameter that a gradient belongs to.
+
+        It may be frozen on the ranks, or the gradient lack the parts of some of them.
+        """
         known = self._causes[id(comparison)]
+        is_missing = comparison.verdict.agreement is Agreement.MISSING
+        ranks = self._result.ranks
+        if is_missing and ranks and all(comparison.case.name in rank.frozen for rank in ranks):
+            return Explanation(
+                Suspect.STALE,
+                predicate="is missing, as the parameter is frozen on the ranks",
+                remedy="Set requires_grad=True on the ranks, or freeze it on the single device.",
+            )
         if known.suspect is not Suspect.UNKNOWN or comparison.case.kind is not TensorKind.GRADIENT:
             return known
         raw = [rank.raw_gradients.get(comparison.case.name) for rank in self._result.ranks]

@@ -190,6 +190,15 @@ class _Problems:
     def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
         """The problem that `num_known` of `num_wrong` gradients have in common."""
         facts = ["Outputs agree."]
+        is_missing = cause.suspect is Suspect.MISSING_REDUCTION
+        if is_missing and any(rank.is_bypassed for rank in self._result.ranks):
+            clause = "the step calls the module inside DistributedDataParallel, and not the wrapper"
+            cause = dataclasses.replace(
+                cause,
+                suspect=Suspect.LOST_HOOK,
+                clause=f"{clause}, so that the hooks that reduce gradients do not run",
+                remedy="Call the wrapped model: ddp(batch), not ddp.module(batch).",
+            )
         is_all = num_known == num_wrong
         count = f"{num_known} of {num_wrong} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION:

@@ -271,6 +271,14 @@ def explain_contributions(
     listed = ", ".join(f"{factor:.3g}" for factor in factors[:MAX_LISTED])
     more = ", …" if len(factors) > MAX_LISTED else ""
     lost = [str(index + 1) for index, factor in enumerate(factors) if abs(factor) < _MIN_SPREAD]
+    if lost and lost[-1] == str(len(factors)):
+        return Explanation(
+            Suspect.MISSING_REDUCTION,
+            f"the gradients of micro-batch {', '.join(lost)} are missing, the last: they are not "
+            "reduced",
+            remedy="Synchronise gradients in the last micro-batch: run its backward outside of "
+            "no_sync(), or after set_requires_gradient_sync(True).",
+        )
     if lost:
         return Explanation(
             Suspect.STALE,
