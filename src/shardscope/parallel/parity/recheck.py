@@ -171,7 +171,12 @@ def accept_own_values(
     another scale, and samples in the order in which ranks took them. Numbers that a program reads
     to compute with, and that are neither a loss nor a norm, belong to how it computes.
     """
-    of_training = [result for step in steps for result in step if result.case.kind in _OF_TRAINING]
+    of_training = [
+        result
+        for step in steps
+        for result in step
+        if result.case.kind in _OF_TRAINING and not _is_scalar_state(result)
+    ]
     is_right = any(result.case.kind is TensorKind.GRADIENT for result in of_training) and all(
         result.verdict.agreement in TOLERABLE for result in of_training
     )
@@ -197,10 +202,16 @@ def _accept_reading(
     return _call_close(result, "neither a loss nor a norm; all that is trained agrees")
 
 
+def _is_scalar_state(result: TensorComparison) -> bool:
+    """Whether it is a number that an optimizer keeps, such as the last loss of LBFGS."""
+    return result.case.kind is TensorKind.STATE and math.prod(result.verdict.shape) == 1
+
+
 def _accept(
     result: TensorComparison, axes: Mapping[str, int], *, is_right: bool
 ) -> TensorComparison:
-    if result.case.kind not in OF_A_RANK or result.verdict.agreement in TOLERABLE or not is_right:
+    is_own = result.case.kind in OF_A_RANK or _is_scalar_state(result)
+    if not is_own or result.verdict.agreement in TOLERABLE or not is_right:
         return result
     if result.case.kind is TensorKind.LOSS:
         return _call_close(result, "has another scale on the ranks; all gradients agree")
