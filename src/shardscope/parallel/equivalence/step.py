@@ -351,7 +351,7 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
 
 def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
-    first = {id(tensor): name for name, tensor in reversed(gradients.items())}
+    first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {
         name: float(_local(tensor).double().square().sum())
         for name, tensor in gradients.items()

@@ -193,7 +193,8 @@ def _join_rows(
         return _join(parts, dim, order)
     if any(part.shape[dim] % num_rows for part in parts):
         return None
-    joined = _join([part.unflatten(dim, (num_rows, -1)) for part in parts], dim + 1, order)
+    rows = [part.reshape(*part.shape[:dim], num_rows, -1, *part.shape[dim + 1 :]) for part in parts]
+    joined = _join(rows, dim + 1, order)
     return None if joined is None else joined.flatten(dim, dim + 1)
 
 

@@ -125,7 +125,10 @@ class _ProbeComparisons:
         Ranks that average parameter gradients have larger intermediate gradients; ranks
         that sum do not.
         """
-        factors = [math.prod(mesh.sizes[axis] for axis in mesh.batch_axes), 1]
+        factors: list[float | None] = [
+            math.prod(mesh.sizes[axis] for axis in mesh.batch_axes),
+            1,
+        ]
         for count in range(1, len(mesh.sizes) + 1):
             factors += [math.prod(subset) for subset in itertools.combinations(mesh.sizes, count)]
         if self._has_own_scale:
