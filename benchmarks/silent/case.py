@@ -11,9 +11,12 @@ is imported; the wrong line, or the line where a right one is missing, ends with
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import final
 
 
@@ -40,3 +43,29 @@ class Case:
     batch_axes: tuple[str, ...] = ()
     batch_dim: int = 0
     num_steps: int = 2
+
+
+_FOLDER = Path(__file__).parent / "cases"
+
+
+def list_cases() -> list[str]:
+    """The names of all cases."""
+    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def load_case(name: str, *, is_buggy: bool) -> ModuleType:
+    """Import the program of a case in one variant; the module is a new one each time."""
+    variant = "buggy" if is_buggy else "corrected"
+    path = _FOLDER / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"silent_{name}_{variant}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = os.environ.get("SILENT_BUG")
+    os.environ["SILENT_BUG"] = variant
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        os.environ.pop("SILENT_BUG")
+        if before is not None:
+            os.environ["SILENT_BUG"] = before
+    return module
