@@ -58,7 +58,8 @@ def load_case(name: str, *, is_buggy: bool) -> ModuleType:
     variant = "buggy" if is_buggy else "corrected"
     path = _FOLDER / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"silent_{name}_{variant}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = os.environ.get("SILENT_BUG")
     os.environ["SILENT_BUG"] = variant

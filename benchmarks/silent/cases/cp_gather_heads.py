@@ -12,9 +12,9 @@ from torch.distributed.fsdp import fully_shard
 
 CASE = Case(
     source="torchtitan 179d9e100",
-    summary="The hook around flex attention gathers keys and values along dim 2, where the sequence "
-    "was before the kernel took (batch, sequence, heads, head dim). With grouped heads the shapes "
-    "fit, so each rank attends to its own part of the sequence, with heads that are repeated.",
+    summary="The hook around flex attention gathers keys and values along dim 2, where the "
+    "sequence was before the kernel took (batch, sequence, heads, head dim). With grouped heads "
+    "the shapes fit, so each rank attends to its own part of the sequence with repeated heads.",
     mesh={"cp": 2},
     causes=("wrong_dim",),
     locations=("layers.*.attention.inner_attention", "layers.*.attention"),
