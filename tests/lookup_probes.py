@@ -53,6 +53,7 @@ from shardscope._torch import (
     fsdp,
     inductor,
     modules,
+    training_hooks,
     tree,
 )
 from shardscope._torch import aot as aot_backends
@@ -508,6 +509,23 @@ def device_is_read_from_the_base_class() -> bool:
     return bool(read(tensor) == torch.device("cpu")) and tensor.shape == (3,)
 
 
+def clipping_is_watched() -> bool:
+    """Whether both halves of clipping report themselves, by names that were taken before."""
+    halves = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    events: list[str] = []
+
+    class Listener:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: events.append(name)
+
+    with training_hooks.watch_training(Listener()):
+        norm = halves[0]([parameter.grad])
+        halves[1]([parameter], 1.0, norm)
+    return events == ["before_clipping", "before_clipping", "clip"]
+
+
 def transformed_tensors_are_unwrapped() -> bool:
     """Whether the tensor inside one of `torch.func.grad` has the storage of the argument."""
     weight = torch.ones(2)
@@ -847,6 +865,9 @@ PROBES: dict[str, Probe] = {
     "torch._library.custom_ops.OPDEFS": lambda: (
         custom_op() and dispatch.describe_custom_op("shardscope_canary::same")
     ),
+    # training_hooks.py
+    "torch.nn.utils.clip_grad._get_total_norm": clipping_is_watched,
+    "torch.nn.utils.clip_grad._clip_grads_with_norm_": clipping_is_watched,
     # export.py, dtensor.py
     "torch._dispatch.python.enable_python_dispatcher": symbolic_sizes_are_divided,
     "torch._dynamo.source.ConstantSource": symbolic_sizes_are_divided,

@@ -130,7 +130,7 @@ def parity(
     task = Task(_checked_inputs(inputs), loss, step, seed=seed, training=training)
     version: PartitionedVersion | EagerVersion
     if parallelize is None and plan is None and training is not None:
-        parallelize = _keep_whole
+        parallelize = _keep_unsharded
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
@@ -220,7 +220,7 @@ def _list_batches(inputs: object, batches: Sequence[object] | None, steps: int) 
     return listed
 
 
-def _keep_whole(model: nn.Module, _: DeviceMesh) -> nn.Module:
+def _keep_unsharded(model: nn.Module, _: DeviceMesh) -> nn.Module:
     """The model of a training step that is parallel by itself."""
     return model
 
