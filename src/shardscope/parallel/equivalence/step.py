@@ -188,7 +188,7 @@ GatherFull = Callable[[Tensors], Tensors]
 _SEPARATOR = "\0"  # in no path
 
 
-def _keep_local(tensors: Tensors) -> Tensors:
+def keep_local(tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -225,7 +225,7 @@ def execute(
     task: Task,
     *,
     names: OriginalNames | None = None,
-    gather: GatherFull = _keep_local,
+    gather: GatherFull = keep_local,
     probed: ProbedStep | None = None,
     optimizer: object = None,
     mesh: Any = None,
@@ -314,7 +314,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    full = gather_result(run.gather, outputs, gradients, buffers, training)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -322,7 +322,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
-        local_squares=_find_squares(gradients) if task.training is not None else {},
+        local_squares=find_squares(gradients) if task.training is not None else {},
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
@@ -349,7 +349,7 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {
@@ -359,7 +359,7 @@ def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     }
 
 
-def _gather_all(
+def gather_result(
     gather: GatherFull,
     outputs: dict[str, torch.Tensor],
     gradients: dict[str, torch.Tensor],

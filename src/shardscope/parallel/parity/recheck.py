@@ -199,7 +199,7 @@ def _accept_reading(
     is_wrong = result.verdict.agreement not in TOLERABLE
     if not is_right or not is_read or not is_wrong or (case.kind, case.name) in logged:
         return result
-    return _call_close(result, "neither a loss nor a norm; all that is trained agrees")
+    return call_close(result, "neither a loss nor a norm; all that is trained agrees")
 
 
 def _is_scalar_state(result: TensorComparison) -> bool:
@@ -214,18 +214,18 @@ def _accept(
     if not is_own or result.verdict.agreement in TOLERABLE or not is_right:
         return result
     if result.case.kind is TensorKind.LOSS:
-        return _call_close(result, "has another scale on the ranks; all gradients agree")
+        return call_close(result, "has another scale on the ranks; all gradients agree")
     is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
     if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
         cause = explain(result, axes)
         if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
             verb = "summed" if cause.reduction == "sum" else "averaged"
             over = " and ".join(cause.axes)
-            return _call_close(result, f"each rank's own; {verb} over {over} they agree")
+            return call_close(result, f"each rank's own; {verb} over {over} they agree")
         if result.case.kind is not TensorKind.OUTPUT and _is_between(result):
-            return _call_close(result, "each rank's own; the single device's is between them")
+            return call_close(result, "each rank's own; the single device's is between them")
     elif result.case.kind is TensorKind.OUTPUT and result.full and _has_same_samples(result):
-        return _call_close(result, "agrees, with its samples in another order")
+        return call_close(result, "agrees, with its samples in another order")
     return result
 
 
@@ -238,7 +238,8 @@ def _is_between(result: TensorComparison) -> bool:
     return bool(((values.amin(0) <= target) & (target <= values.amax(0))).all())
 
 
-def _call_close(result: TensorComparison, detail: str) -> TensorComparison:
+def call_close(result: TensorComparison, detail: str) -> TensorComparison:
+    """Accept a tensor, for a reason that its detail says."""
     verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
     return dataclasses.replace(result, verdict=verdict, full=())
 
@@ -251,7 +252,7 @@ def _accept_stage(result: TensorComparison, stages: Sequence[Sequence[int]]) -> 
     for stage in stages:
         case = result.case.choose_ranks(stage)
         if None not in case.ranks and compare_case(case).verdict.agreement in TOLERABLE:
-            return _call_close(result, "agrees on the ranks that have the last modules")
+            return call_close(result, "agrees on the ranks that have the last modules")
     return result
 
 
