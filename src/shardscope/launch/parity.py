@@ -122,7 +122,7 @@ def _run(
         jobs = tuple(Job(rank=rank, instrument=CAPTURE + end) for rank in range(size))
         ranks = Path(folder, "ranks")
         request = replace(request, scratch=str(ranks), jobs=jobs, is_shown=not end)
-        steps = _capture(request, on_event)
+        steps, gaps = _capture(request, on_event)
         jobs = tuple(Job(rank=0, instrument=name + end) for name in REPLAYS)
         request = replace(
             request,
@@ -136,21 +136,23 @@ def _run(
         for is_sequence in (False, True):
             plan = plan_replay(steps, batch_dim=batch_dim, is_sequence=is_sequence)
             scratch = str(Path(folder, f"single{int(is_sequence)}"))
-            replays, gaps = _replay(replace(request, scratch=scratch), plan, on_event)
+            replays, replay_gaps = _replay(replace(request, scratch=scratch), plan, on_event)
             if not takes_batches_in_sequence([step.training for step in steps], plan, replays):
                 break
-    return _Run(steps, plan, replays, gaps)
+    return _Run(steps, plan, replays, [*gaps, *replay_gaps])
 
 
-def _capture(request: Request, on_event: OnEvent) -> list[CapturedStep]:
-    """The first step of each rank."""
+def _capture(request: Request, on_event: OnEvent) -> tuple[list[CapturedStep], list[Gap]]:
+    """The steps of each rank, and a gap if the program failed after the first gradients."""
     mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
-    ended = run_jobs(request, on_event)
-    failures = RunResult(None, ended).failures
-    if failures:
+    failures = RunResult(None, run_jobs(request, on_event)).failures
+    files = [mail / name_step_file(job.rank) for job in request.jobs]
+    if failures and not all(file.exists() for file in files):
         raise LaunchError(failures[0])
-    return [_load(mail / name_step_file(job.rank)) for job in request.jobs]
+    fact = "the program failed, so that only what it computed before was compared "
+    gaps = [Gap(place="steps", fact=f"{fact}({failures[0]:.300})")] if failures else []
+    return [_load(file) for file in files], gaps
 
 
 def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Replays, list[Gap]]:

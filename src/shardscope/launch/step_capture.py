@@ -33,7 +33,7 @@ from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
 from shardscope.comm.rank_calls import P2P_KINDS
-from shardscope.launch.step_data import DataFlow
+from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import is_random
@@ -78,8 +78,8 @@ class CaptureInstrument:
         self._is_in_model = False
         self._step: CapturedStep | None = None  # the first, once its gradients are known
         self._observer: StepsObserver | None = None
-        self._flow = DataFlow(self._is_inside)
-        self._stack.enter_context(self._flow.watching())
+        self._data = DataMode(self._is_inside)
+        self._stack.enter_context(self._data.watching())
         self._rng = ModelRng(lambda: self._is_in_model or is_in_backward())
         # Installed now: the program may import these functions by name.
         hook = register_optimizer_step_pre_hook(self._begin_optimizer)
@@ -130,7 +130,7 @@ class CaptureInstrument:
             self._step = self._read_step(None)
         self._observer.end_step()
         training = self._observer.training
-        training.data = self._flow.list_used()
+        training.data = self._data.list_used()
         self._save(replace(self._step, training=training))
 
     def _is_inside(self) -> bool:
@@ -151,7 +151,7 @@ class CaptureInstrument:
         if module is not self._model:
             self._others.setdefault(type(module).__name__)
             return call(*args, **kwargs)
-        args, kwargs = self._flow.take_arguments((args, kwargs), "argument of the model")
+        args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
         inputs, constants = self._read_arguments((args, kwargs))
         self._is_in_model = True
         try:
@@ -164,7 +164,7 @@ class CaptureInstrument:
         # that come from outside the model. Views would lose their hooks if written in place.
         result = clone_tensors(result)
         outputs = list(named_tensors(result))
-        self._flow.note_outputs([tensor for _, tensor in outputs])
+        self._data.note_outputs([tensor for _, tensor in outputs])
         if self._step is not None:
             return result
         captured = CapturedCall(
@@ -212,6 +212,7 @@ class CaptureInstrument:
         ]
         if gradients:
             self._step = self._read_step(copy_all_full(gradients))
+            self._save(self._step)  # in case that the program fails later
 
     def _read_step(self, gradients: dict[str, torch.Tensor] | None) -> CapturedStep:
         """What was captured of the first step."""

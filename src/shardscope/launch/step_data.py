@@ -55,7 +55,7 @@ _MAX_BYTES = 1 << 26  # of a tensor that is copied
 
 
 @final
-class DataFlow(TorchFunctionMode):
+class DataMode(TorchFunctionMode):
     """Follows tensors outside the model from where they are made to the model and the loss.
 
     On a rank it notes them; `list_used` returns those that reach the model or the loss. With a

@@ -32,7 +32,7 @@ from shardscope.launch.step_capture import (
     to_full,
     to_local,
 )
-from shardscope.launch.step_data import DataFlow
+from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import (
@@ -69,7 +69,7 @@ def name_replay_file(instrument: str) -> str:
 
 
 def name_training_file(instrument: str) -> str:
-    """The file with the whole steps that a single process takes after a replay."""
+    """The file with the entire steps that a single process takes after a replay."""
     return f"{instrument}-training.pt"
 
 
@@ -93,8 +93,8 @@ class ReplayInstrument:
         self._model: nn.Module | None = None
         self._is_in_model = False
         self._observer: StepsObserver | None = None
-        self._flow = DataFlow(self._is_inside, self._plan.data)
-        self._stack.enter_context(self._flow.watching())
+        self._data = DataMode(self._is_inside, self._plan.data)
+        self._stack.enter_context(self._data.watching())
         init_device_mesh = device_mesh.init_device_mesh
 
         @functools.wraps(init_device_mesh)
@@ -119,7 +119,7 @@ class ReplayInstrument:
         if self._observer is not None:
             self._observer.end_step()
             training = self._observer.training
-            training.problems = list(self._flow.problems)
+            training.problems = list(self._data.problems)
             torch.save(training, Path(self._folder, name_training_file(self._name)))
 
     def _is_inside(self) -> bool:
@@ -141,7 +141,7 @@ class ReplayInstrument:
             with preserved_random_state():
                 self._replay(module, (args, kwargs))
             self._observer = self._observe(module)
-        args, kwargs = self._flow.take_arguments((args, kwargs), "argument of the model")
+        args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._observer.note_call([to_local(copy_tensor(tensor)) for tensor in tensors])
         if self._is_perturbed:
@@ -154,7 +154,7 @@ class ReplayInstrument:
         finally:
             self._is_in_model = False
         outputs = [tensor for _, tensor in named_tensors(result)]
-        self._flow.note_outputs(outputs)
+        self._data.note_outputs(outputs)
         self._observer.note_outputs(outputs)
         return result
 

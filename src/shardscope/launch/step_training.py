@@ -1,4 +1,4 @@
-"""Observes whole training steps of a program: of one of its ranks, or of a single process."""
+"""Observes entire training steps of a program: of one of its ranks, or of a single process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GRADIENT: Table = (TensorKind.GRADIENT, "")
 
 @final
 class StepsObserver:
-    """Records the steps of a model that a program trains, until it is told that each has ended.
+    """Records the steps of a model that a program trains; `end_step` says where each ends.
 
     What the optimizer gets and changes is gathered when it has stepped, as all ranks do that in the
     same order. `on_gradients` is called with the parameters when gradients exist, before they are

@@ -64,7 +64,7 @@ def compare_steps(
     """The recording of the comparison of captured steps with those of a single device.
 
     The calls of the model in the first step are compared with replays of each rank's inputs,
-    `training` are whole steps. The second result is whether a comparison of modules would show
+    `training` are entire steps. The second result is whether a comparison of modules would show
     where a difference comes from.
     """
     calls = _compare_calls(steps, plan, replays)

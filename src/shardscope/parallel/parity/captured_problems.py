@@ -58,8 +58,14 @@ def describe_loss(
     if factors:
         listed = ", ".join(f"{factor:.4g} on {name_ranks(group)}" for group, factor in factors)
         values = [factor for _, factor in factors]
-        is_one = all(math.isclose(value, values[0], rel_tol=_EQUAL) for value in values)
-        if is_one:
+        is_uniform = all(math.isclose(value, values[0], rel_tol=_EQUAL) for value in values)
+        if is_uniform and is_summed:
+            clause = f"the loss of every rank has {values[0]:.4g} times the weight that it should"
+            remedy = (
+                "Average the gradients (ReduceOp.AVG, or divide them by the number of ranks), or "
+                "divide the loss of each rank by the number of samples or tokens of all ranks."
+            )
+        elif is_uniform:
             clause = f"the loss of every rank has {values[0]:.4g} times the weight that it should"
             remedy = (
                 "Look for a factor that only one version applies: the number of ranks or of "

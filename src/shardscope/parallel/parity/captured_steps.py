@@ -47,7 +47,7 @@ class CapturedCall:
 @final
 @dataclass(eq=False)
 class CapturedTraining:
-    """What was observed of whole steps, of a rank or of a single process.
+    """What was observed of entire steps, of a rank or of a single process.
 
     `results` and `inputs` have an entry for each step: `inputs` the tensors of each call of the
     model. `output_gradients` are those that backward sends into what each call of the first step

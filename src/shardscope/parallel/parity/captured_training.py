@@ -1,4 +1,4 @@
-"""Compares the whole steps of a program's ranks with those that a single process has taken."""
+"""Compares the entire steps of a program's ranks with those that a single process has taken."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _find_data_gaps(
         return []
     fact = (
         "the single process could not be given the samples of all ranks, so that the loss and what "
-        "depends on it were not compared as a whole, but the gradients of each rank's own samples"
+        "depends on it were not compared, but the gradients of each rank's own samples"
     )
     if single.problems:
         fact += f": {'; '.join(single.problems)}"
