@@ -136,7 +136,7 @@ def clip():
 
 
 source = batches()
-for step in range(3):
+for _ in range(3):
     total = torch.zeros(())
     for index in range(num_accumulated):
         tokens, labels = next(source)

@@ -73,6 +73,8 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
+    RAW,
     UPDATED,
     Key,
     Table,
@@ -84,8 +86,10 @@ from shardscope.parallel.equivalence.training import (
 
 __all__ = [
     "AS_IT_IS",
+    "CLIPPED",
     "MARKED",
     "OF_A_RANK",
+    "RAW",
     "UPDATED",
     "Case",
     "Key",
