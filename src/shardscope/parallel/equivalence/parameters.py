@@ -153,6 +153,7 @@ class TracedWeights:
                     gradients=rank_gradients,
                     raw_gradients=raw_gradients[index],
                     local_squares=_rename(rank.local_squares, origins),
+                    raw_local_squares=_rename(rank.raw_local_squares, origins),
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },

@@ -603,7 +603,8 @@ def _other_moments(
 
 
 def _take_raw(result: StepResult) -> StepResult:
-    return replace(result, gradients=result.raw_gradients)
+    squares = result.raw_local_squares
+    return replace(result, gradients=result.raw_gradients, local_squares=squares)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

@@ -5,6 +5,7 @@ The gradients of both versions agree here, so that the code behind these differe
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import final
 import torch
 
 from shardscope.numerics import to_fp64_on_cpu
-from shardscope.parallel.equivalence import StepResult, TensorComparison
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import find_median_ratio, group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import (
@@ -27,6 +28,7 @@ from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Agreement, Phase, Source, Suspect, TensorKind
 
 _RTOL = 1e-5  # of squared norms, which are sums of compared gradients
+_FACTOR_RTOL = 1e-4  # of factors that a program computes in its own precision
 _MAX_GROUPS = 4  # of parameters that are sharded in the same way
 
 
@@ -109,7 +111,10 @@ class TrainingProblems:
             if known and all(math.isclose(ranks[rank], 1.0, rel_tol=1e-9) for _, ranks in known)
         ]
         names = [result.case.name for result in wrong]
-        if single is None:
+        norm = None if unclipped or single is None else self._explain_implied_norm(known)
+        if norm is not None:
+            clause, remedy = norm.clause, norm.remedy
+        elif single is None:
             clause, remedy = "", "Clip with one norm and one limit on all ranks."
         elif len(unclipped) == num_ranks:
             clause = "the ranks do not clip them"
@@ -128,10 +133,12 @@ class TrainingProblems:
                 f"{single:.6g}"
             )
             remedy = "Clip with one norm and one limit on all ranks."
-        cause = Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+        cause = norm or Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+        has_norm = any(c.case.kind is TensorKind.NORM for c in self._result.comparisons)
         fact = (
-            f"Gradients and their norm agree before clipping; after it {list_names(names)} "
-            f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
+            f"Gradients {'and their norm ' if has_norm else ''}agree before clipping; after it "
+            f"{list_names(names)} {'differs' if len(names) == 1 else 'differ'}. "
+            f"{cause.to_sentence()}"
         )
         return Problem(
             cause,
@@ -142,6 +149,31 @@ class TrainingProblems:
             names=tuple(names),
             source=self._find_source(TensorKind.NORM, "gradient norm"),
         )
+
+    def _explain_implied_norm(
+        self, factors: Sequence[tuple[float, Sequence[float]]]
+    ) -> Explanation | None:
+        """How the norm differs from which a program derives the factor of each rank by itself.
+
+        A factor is the limit over the norm, so that those of two norms are in inverse proportion.
+        """
+        if any(c.case.kind is TensorKind.NORM for c in self._result.comparisons):
+            return None  # the norm is known, and agrees
+        single, ranks = factors[0]
+        if single >= 1.0 or any(not _is_close(own, ranks) for _, own in factors):
+            return None
+        norm = math.sqrt(sum(_square_gradients(self._result).values()))
+        values = [norm * single / factor for factor in ranks if factor > 0]
+        if len(values) < len(ranks):
+            return None
+        cause = _explain_norm_values(values, norm, self._result, self._axes, rtol=_FACTOR_RTOL)
+        if cause is None:
+            return None
+        clause = (
+            f"the ranks multiply them by {_list_values(ranks)}, the single device by {single:.6g}, "
+            f"as with a norm of {_list_values(values)} instead of {norm:.6g}: {cause.clause}"
+        )
+        return dataclasses.replace(cause, clause=clause)
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
         facts = []
@@ -232,7 +264,33 @@ class TrainingProblems:
                 remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
                 "such as that a gradient is not finite, over all ranks first.",
             )
-        return explain(updated[0], self._axes)
+        return self._explain_unchanged(updated) or explain(updated[0], self._axes)
+
+    def _explain_unchanged(self, updated: Sequence[TensorComparison]) -> Explanation | None:
+        """Which ranks leave parameters as they were that the single device changes."""
+        previous, reference = self._result.previous, self._result.reference
+        before = previous.training.tables.get(UPDATED, {}) if previous else reference.parameters
+        is_changed = {rank: False for result in updated for rank in range(len(result.full))}
+        for result in updated:
+            old = before.get(result.case.name)
+            if result.case.kind is not TensorKind.UPDATED or old is None or not result.full:
+                return None
+            fp64 = to_fp64_on_cpu(old)
+            if fp64.shape != _target(result).shape or torch.equal(fp64, _target(result)):
+                return None
+            for rank, full in enumerate(result.full_in_fp64()):
+                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_FACTOR_RTOL, atol=0.0)
+        unchanged = [rank for rank, changed in is_changed.items() if not changed]
+        if not unchanged:
+            return None
+        is_all = len(unchanged) == len(is_changed)
+        what = "it as it was" if len(updated) == 1 else "them as they were"
+        who = "the ranks leave" if is_all else f"rank {', '.join(map(str, unchanged))} leaves"
+        return Explanation(
+            Suspect.STALE,
+            f"{who} {what}, and the single device updates {'it' if len(updated) == 1 else 'them'}",
+            remedy="Update it on every rank that holds it, or broadcast it after the update.",
+        )
 
     def _describe_number(self, result: TensorComparison) -> Problem:
         cause = explain(result, self._axes)
@@ -283,18 +341,26 @@ def explain_norm(
     Squared norms of the gradients are grouped by the axes that shard them; the norm on the ranks is
     a sum of these groups, each counted a number of times.
     """
-    values, references = _values_of(comparison), parity_result.reference.gradients
-    gradients = [
-        result
-        for result in parity_result.comparisons
-        if result.case.kind is TensorKind.GRADIENT and result.case.name in references
-    ]
-    squares = {result.case.name: _square(references[result.case.name]) for result in gradients}
-    if not math.isclose(sum(squares.values()), float(_target(comparison)) ** 2, rel_tol=_RTOL):
-        return explain(comparison, axes)  # another norm than the square root of a sum of squares
+    values, norm = _values_of(comparison), float(_target(comparison))
+    cause = _explain_norm_values(values, norm, parity_result, axes, rtol=_RTOL)
+    return cause or explain(comparison, axes)
+
+
+def _explain_norm_values(
+    values: Sequence[float],
+    norm: float,
+    parity_result: ParityResult,
+    axes: Mapping[str, int],
+    *,
+    rtol: float,
+) -> Explanation | None:
+    """How the norms of ranks differ from the single device's, if a count of shards explains it."""
+    squares = _square_gradients(parity_result)
+    if not math.isclose(sum(squares.values()), norm**2, rel_tol=rtol):
+        return None  # another norm than the square root of a sum of squares
     local = [sum(rank.local_squares.values()) for rank in parity_result.ranks]
     if len(local) == len(values) and all(
-        math.isclose(own, value**2, rel_tol=_RTOL) for own, value in zip(local, values, strict=True)
+        math.isclose(own, value**2, rel_tol=rtol) for own, value in zip(local, values, strict=True)
     ):
         return Explanation(
             Suspect.NORM,
@@ -303,18 +369,34 @@ def explain_norm(
             "root, as DTensor's norm and full_tensor() do.",
         )
     groups: dict[tuple[str, ...], list[str]] = {}
-    for result in gradients:
-        sharded = _find_sharding_axes(result.case.name, squares, parity_result.ranks, axes)
-        groups.setdefault(sharded, []).append(result.case.name)
-    if len({round(value, 12) for value in values}) == 1 and len(groups) <= _MAX_GROUPS:
+    for name in squares:
+        sharded = _find_sharding_axes(name, squares, parity_result.ranks, axes)
+        groups.setdefault(sharded, []).append(name)
+    if _is_close(values, values[:1] * len(values)) and len(groups) <= _MAX_GROUPS:
         counted = _find_counts(
             values[0] ** 2,
             [sum(squares[name] for name in names) for names in groups.values()],
             axes,
+            rtol,
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
-    return explain(comparison, axes)
+    return None
+
+
+def _square_gradients(parity_result: ParityResult) -> dict[str, float]:
+    """The squared norm of each compared gradient of the single device."""
+    references = parity_result.reference.gradients
+    return {
+        result.case.name: _square(references[result.case.name])
+        for result in parity_result.comparisons
+        if result.case.kind is TensorKind.GRADIENT and result.case.name in references
+    }
+
+
+def _is_close(values: Sequence[float], others: Sequence[float]) -> bool:
+    pairs = zip(values, others, strict=True)
+    return all(math.isclose(a, b, rel_tol=_FACTOR_RTOL) for a, b in pairs)
 
 
 def _square(tensor: torch.Tensor) -> float:
@@ -340,7 +422,7 @@ def _find_sharding_axes(
 
 
 def _find_counts(
-    square: float, groups: Sequence[float], axes: Mapping[str, int]
+    square: float, groups: Sequence[float], axes: Mapping[str, int], rtol: float
 ) -> list[float] | None:
     """How often each group is counted in a squared norm; the counting that changes fewest."""
     sizes = {size for _, size in list_sizes(axes)}
@@ -348,7 +430,7 @@ def _find_counts(
     best: list[float] | None = None
     for counts in itertools.product(options, repeat=len(groups)):
         total = sum(count * group for count, group in zip(counts, groups, strict=True))
-        if not math.isclose(total, square, rel_tol=_RTOL):
+        if not math.isclose(total, square, rel_tol=rtol):
             continue
         if best is None or _num_changed(counts) < _num_changed(best):
             best = list(counts)
