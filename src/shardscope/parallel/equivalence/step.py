@@ -17,6 +17,7 @@ from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
     RAW,
     Key,
     Table,
@@ -69,7 +70,8 @@ class StepResult:
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
-    raw_local_squares: dict[str, float] = field(default_factory=dict)  # of raw_gradients
+    raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -315,8 +317,6 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    squares = _find_squares(gradients) if task.training is not None else {}
-    raw = training.tables.get(RAW, {})
     full = _gather_all(run.gather, outputs, gradients, buffers, training)
     return replace(
         full,
@@ -325,8 +325,9 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
-        local_squares=squares,
-        raw_local_squares=_square_local(raw, squares),
+        local_squares=_find_squares(gradients) if task.training is not None else {},
+        raw_squares=_find_squares(training.tables.get(RAW, {})),
+        clipped_squares=_find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
@@ -356,15 +357,10 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
 def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
-    names = (n for n, t in gradients.items() if first[id(t)] == n and not n.startswith("inputs"))
-    return _square_local(gradients, names)
-
-
-def _square_local(gradients: Mapping[str, torch.Tensor], names: Iterable[str]) -> dict[str, float]:
     return {
-        name: float(_local(gradients[name]).double().square().sum())
-        for name in names
-        if name in gradients
+        name: float(_local(tensor).double().square().sum())
+        for name, tensor in gradients.items()
+        if first[id(tensor)] == name and not name.startswith("inputs")
     }
 
 

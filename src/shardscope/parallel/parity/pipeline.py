@@ -603,8 +603,7 @@ def _other_moments(
 
 
 def _take_raw(result: StepResult) -> StepResult:
-    squares = result.raw_local_squares
-    return replace(result, gradients=result.raw_gradients, local_squares=squares)
+    return replace(result, gradients=result.raw_gradients, local_squares=result.raw_squares)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

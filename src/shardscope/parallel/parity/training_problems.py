@@ -5,10 +5,11 @@ The gradients of both versions agree here, so that the code behind these differe
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.evidence import find_median_ratio, group_ranks, list_sizes
+from shardscope.parallel.parity.evidence import group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import (
     OWN_VALUES,
     Explanation,
@@ -28,7 +29,6 @@ from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Agreement, Phase, Source, Suspect, TensorKind
 
 _RTOL = 1e-5  # of squared norms, which are sums of compared gradients
-_FACTOR_RTOL = 1e-4  # of factors that a program computes in its own precision
 _MAX_GROUPS = 4  # of parameters that are sharded in the same way
 
 
@@ -81,8 +81,9 @@ class TrainingProblems:
 
     def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
         comparison = wrong[0]
-        cause = explain_norm(comparison, self._result, self._axes)
         values, single = _values_of(comparison), float(_target(comparison))
+        cause = explain_norm(values, _target(comparison), self._result, self._axes)
+        cause = cause or explain(comparison, self._axes)
         fact = (
             f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
             f"on the ranks and {single:.6g} on the single device. {cause.to_sentence()}"
@@ -100,80 +101,59 @@ class TrainingProblems:
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
-        gradients = self._result.reference.gradients
-        factors = [_find_factors(result, gradients.get(result.case.name)) for result in wrong]
-        known = [factor for factor in factors if factor is not None]
-        single = known[0][0] if known else None
-        num_ranks = len(self._result.ranks)
-        unclipped = [
-            rank
-            for rank in range(num_ranks)
-            if known and all(math.isclose(ranks[rank], 1.0, rel_tol=1e-9) for _, ranks in known)
-        ]
         names = [result.case.name for result in wrong]
-        norm = None if unclipped or single is None else self._explain_implied_norm(known)
-        if norm is not None:
-            clause, remedy = norm.clause, norm.remedy
-        elif single is None:
-            clause, remedy = "", "Clip with one norm and one limit on all ranks."
-        elif len(unclipped) == num_ranks:
-            clause = "the ranks do not clip them"
-            remedy = (
-                "Clip the gradients of the parameters that the optimizer holds. A generator of "
-                "parameters can be iterated only once: pass a list."
-            )
-        elif unclipped:
-            listed = ", ".join(map(str, unclipped))
-            clause = f"rank {listed} does not clip them, and the others do"
-            remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
-        else:
-            values = sorted({round(factor, 9) for _, ranks in known for factor in ranks})
-            clause = (
-                f"the ranks multiply them by {_list_values(values)}, the single device by "
-                f"{single:.6g}"
-            )
-            remedy = "Clip with one norm and one limit on all ranks."
-        cause = norm or Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+        cause = self._explain_clipping()
         has_norm = any(c.case.kind is TensorKind.NORM for c in self._result.comparisons)
+        what = "Gradients and their norm agree" if has_norm else "Gradients agree"
         fact = (
-            f"Gradients {'and their norm ' if has_norm else ''}agree before clipping; after it "
-            f"{list_names(names)} {'differs' if len(names) == 1 else 'differ'}. "
-            f"{cause.to_sentence()}"
+            f"{what} before clipping; after it {list_names(names)} "
+            f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
         )
         return Problem(
             cause,
             "gradient clipping",
             fact.strip(),
-            remedy,
+            cause.remedy,
             phase=Phase.BACKWARD,
             names=tuple(names),
             source=self._find_source(TensorKind.NORM, "gradient norm"),
         )
 
-    def _explain_implied_norm(
-        self, factors: Sequence[tuple[float, Sequence[float]]]
-    ) -> Explanation | None:
-        """How the norm differs from which a program derives the factor of each rank by itself.
-
-        A factor is the limit over the norm, so that those of two norms are in inverse proportion.
-        """
-        if any(c.case.kind is TensorKind.NORM for c in self._result.comparisons):
-            return None  # the norm is known, and agrees
-        single, ranks = factors[0]
-        if single >= 1.0 or any(not _is_close(own, ranks) for _, own in factors):
-            return None
-        norm = math.sqrt(sum(_square_gradients(self._result).values()))
-        values = [norm * single / factor for factor in ranks if factor > 0]
-        if len(values) < len(ranks):
-            return None
-        cause = _explain_norm_values(values, norm, self._result, self._axes, rtol=_FACTOR_RTOL)
-        if cause is None:
-            return None
-        clause = (
-            f"the ranks multiply them by {_list_values(ranks)}, the single device by {single:.6g}, "
-            f"as with a norm of {_list_values(values)} instead of {norm:.6g}: {cause.clause}"
+    def _explain_clipping(self) -> Explanation:
+        """Why gradients agree before they are clipped, and not after it."""
+        single = _find_factor(self._result.reference)
+        factors = [_find_factor(rank) for rank in self._result.ranks]
+        known = [factor for factor in factors if factor is not None]
+        remedy = "Clip with one norm and one limit on all ranks."
+        if single is None or len(known) < len(factors):
+            return Explanation(Suspect.CLIPPING, "", remedy=remedy)
+        unclipped = [
+            rank for rank, factor in enumerate(known) if math.isclose(factor, 1, rel_tol=1e-6)
+        ]
+        if len(unclipped) == len(known):
+            return Explanation(
+                Suspect.CLIPPING,
+                "the ranks do not clip them",
+                remedy="Clip the gradients of the parameters that the optimizer holds. A generator "
+                "of parameters can be iterated only once: pass a list.",
+            )
+        clause = f"the ranks multiply them by {_list_values(known)}, the single device by "
+        clause += f"{single:.6g}"
+        # The norms that the ranks have, if they clip to the limit of the single device.
+        reference = math.sqrt(sum(self._result.reference.local_squares.values()))
+        norm = explain_norm(
+            [reference * single / factor for factor in known],
+            torch.tensor(reference, dtype=torch.float64),
+            self._result,
+            self._axes,
         )
-        return dataclasses.replace(cause, clause=clause)
+        if norm is not None and not math.isclose(single, 1, rel_tol=1e-6):
+            return replace(norm, clause=f"{clause}: the norm is wrong, as {norm.clause}")
+        if unclipped:
+            listed = ", ".join(map(str, unclipped))
+            clause = f"rank {listed} does not clip them, and the others do"
+            remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
+        return Explanation(Suspect.CLIPPING, clause, remedy=remedy)
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
         facts = []
@@ -279,7 +259,7 @@ class TrainingProblems:
             if fp64.shape != _target(result).shape or torch.equal(fp64, _target(result)):
                 return None
             for rank, full in enumerate(result.full_in_fp64()):
-                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_FACTOR_RTOL, atol=0.0)
+                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_RTOL, atol=0.0)
         unchanged = [rank for rank, changed in is_changed.items() if not changed]
         if not unchanged:
             return None
@@ -334,33 +314,28 @@ def cause_source(parity_result: ParityResult) -> Source | None:
 
 
 def explain_norm(
-    comparison: TensorComparison, parity_result: ParityResult, axes: Mapping[str, int]
-) -> Explanation:
-    """How a norm differs: shards are not summed, copies are counted several times, or left out.
-
-    Squared norms of the gradients are grouped by the axes that shard them; the norm on the ranks is
-    a sum of these groups, each counted a number of times.
-    """
-    values, norm = _values_of(comparison), float(_target(comparison))
-    cause = _explain_norm_values(values, norm, parity_result, axes, rtol=_RTOL)
-    return cause or explain(comparison, axes)
-
-
-def _explain_norm_values(
     values: Sequence[float],
-    norm: float,
+    target: torch.Tensor,
     parity_result: ParityResult,
     axes: Mapping[str, int],
-    *,
-    rtol: float,
 ) -> Explanation | None:
-    """How the norms of ranks differ from the single device's, if a count of shards explains it."""
-    squares = _square_gradients(parity_result)
-    if not math.isclose(sum(squares.values()), norm**2, rel_tol=rtol):
+    """How the norms of ranks differ: shards are not summed, copies count several times or not.
+
+    Squared norms of the gradients are grouped by the axes that shard them; the norm on the ranks is
+    a sum of these groups, each counted a number of times. None if that is not the case.
+    """
+    references = parity_result.reference.gradients
+    gradients = [
+        result
+        for result in parity_result.comparisons
+        if result.case.kind is TensorKind.GRADIENT and result.case.name in references
+    ]
+    squares = {result.case.name: _square(references[result.case.name]) for result in gradients}
+    if not math.isclose(sum(squares.values()), float(target) ** 2, rel_tol=_RTOL):
         return None  # another norm than the square root of a sum of squares
     local = [sum(rank.local_squares.values()) for rank in parity_result.ranks]
     if len(local) == len(values) and all(
-        math.isclose(own, value**2, rel_tol=rtol) for own, value in zip(local, values, strict=True)
+        math.isclose(own, value**2, rel_tol=_RTOL) for own, value in zip(local, values, strict=True)
     ):
         return Explanation(
             Suspect.NORM,
@@ -369,34 +344,18 @@ def _explain_norm_values(
             "root, as DTensor's norm and full_tensor() do.",
         )
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name in squares:
-        sharded = _find_sharding_axes(name, squares, parity_result.ranks, axes)
-        groups.setdefault(sharded, []).append(name)
-    if _is_close(values, values[:1] * len(values)) and len(groups) <= _MAX_GROUPS:
+    for result in gradients:
+        sharded = _find_sharding_axes(result.case.name, squares, parity_result.ranks, axes)
+        groups.setdefault(sharded, []).append(result.case.name)
+    if len({round(value, 12) for value in values}) == 1 and len(groups) <= _MAX_GROUPS:
         counted = _find_counts(
             values[0] ** 2,
             [sum(squares[name] for name in names) for names in groups.values()],
             axes,
-            rtol,
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
     return None
-
-
-def _square_gradients(parity_result: ParityResult) -> dict[str, float]:
-    """The squared norm of each compared gradient of the single device."""
-    references = parity_result.reference.gradients
-    return {
-        result.case.name: _square(references[result.case.name])
-        for result in parity_result.comparisons
-        if result.case.kind is TensorKind.GRADIENT and result.case.name in references
-    }
-
-
-def _is_close(values: Sequence[float], others: Sequence[float]) -> bool:
-    pairs = zip(values, others, strict=True)
-    return all(math.isclose(a, b, rel_tol=_FACTOR_RTOL) for a, b in pairs)
 
 
 def _square(tensor: torch.Tensor) -> float:
@@ -422,7 +381,7 @@ def _find_sharding_axes(
 
 
 def _find_counts(
-    square: float, groups: Sequence[float], axes: Mapping[str, int], rtol: float
+    square: float, groups: Sequence[float], axes: Mapping[str, int]
 ) -> list[float] | None:
     """How often each group is counted in a squared norm; the counting that changes fewest."""
     sizes = {size for _, size in list_sizes(axes)}
@@ -430,7 +389,7 @@ def _find_counts(
     best: list[float] | None = None
     for counts in itertools.product(options, repeat=len(groups)):
         total = sum(count * group for count, group in zip(counts, groups, strict=True))
-        if not math.isclose(total, square, rel_tol=rtol):
+        if not math.isclose(total, square, rel_tol=_RTOL):
             continue
         if best is None or _num_changed(counts) < _num_changed(best):
             best = list(counts)
@@ -465,19 +424,19 @@ def _describe_counts(
     return Explanation(Suspect.NORM, "; ".join(clauses), tuple(over), remedy=remedy)
 
 
-def _find_factors(
-    clipped: TensorComparison, gradient: torch.Tensor | None
-) -> tuple[float, list[float]] | None:
-    """By what a gradient is multiplied when it is clipped: on the single device, and each rank."""
-    if gradient is None or not clipped.full or clipped.case.target is None:
+def _find_factor(result: StepResult) -> float | None:
+    """By what clipping has multiplied all gradients that are stored here; None if it varies."""
+    after = result.clipped_squares
+    if not after.keys() >= result.local_squares.keys():
         return None
-    before = to_fp64_on_cpu(gradient)
-    single = find_median_ratio(to_fp64_on_cpu(clipped.case.target), before)
-    ranks = [find_median_ratio(full, before) for full in clipped.full_in_fp64()]
-    known = [ratio for ratio in ranks if ratio is not None]
-    if single is None or len(known) < len(ranks):
-        return None
-    return single, known
+    factors = [
+        math.sqrt(after[name] / square)
+        for name, square in result.local_squares.items()
+        if square > 0
+    ]
+    factor = statistics.median(factors) if factors else 1.0
+    is_common = all(math.isclose(other, factor, rel_tol=_RTOL) for other in factors)
+    return factor if is_common else None
 
 
 def _target(comparison: TensorComparison) -> torch.Tensor:
