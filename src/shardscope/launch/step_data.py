@@ -110,8 +110,7 @@ class DataMode(TorchFunctionMode):
                 args, kwargs = self.take_arguments((args, kwargs), f"argument of {name}")
             result = func(*args, **kwargs)
             self._has_loss &= name != "backward"
-            for tensor in _tensors_of(result):
-                self._of_model[tensor] = True
+            self._note_of_model(_tensors_of(result))
             return result
         result = func(*args, **kwargs)
         outputs = _tensors_of(result)
@@ -155,8 +154,13 @@ class DataMode(TorchFunctionMode):
     def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note what the model has returned."""
         self._has_loss = True
-        for tensor in outputs:
-            self._of_model[tensor] = True
+        self._note_of_model(outputs)
+
+    def _note_of_model(self, tensors: Sequence[torch.Tensor]) -> None:
+        # Those that require a gradient are known by that; torch swaps no parameter that is noted.
+        for tensor in tensors:
+            if not tensor.requires_grad:
+                self._of_model[tensor] = True
 
     def _is_of_model(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad or tensor in self._of_model

@@ -9,7 +9,7 @@ import torch
 
 from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import StepResult
-from shardscope.parallel.parity.captured_data import group_by_data
+from shardscope.parallel.parity.captured_data import DataUse, group_by_data
 from shardscope.parallel.parity.captured_steps import CapturedStep, CapturedTraining, ReplayPlan
 from shardscope.parallel.parity.captured_training import TrainingComparison
 from shardscope.parallel.parity.evidence import find_median_ratio
@@ -129,7 +129,7 @@ def _choose_gradients(
 ) -> Gradients | None:
     """The part of the single process's gradients, in each call, that is of a group's samples."""
     num_groups, num_calls = len(of_groups), len(of_groups[index])
-    if plan.data.is_sequence:
+    if plan.data.use is DataUse.SEQUENCE:
         chosen = of_single[index::num_groups]
         return chosen if len(chosen) == num_calls else None
     if len(of_single) != num_calls or any(len(calls) != num_calls for calls in of_groups):

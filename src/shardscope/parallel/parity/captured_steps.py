@@ -20,6 +20,7 @@ from shardscope.parallel.equivalence import StepResult, shard_layouts
 from shardscope.parallel.parity.captured_data import (
     DataPlan,
     DataTensor,
+    DataUse,
     group_by_data,
     plan_data,
 )
@@ -151,11 +152,11 @@ class Replays:
 
 
 def plan_replay(
-    steps: Sequence[CapturedStep], *, batch_dim: int = 0, is_sequence: bool = False
+    steps: Sequence[CapturedStep], *, batch_dim: int = 0, use: DataUse = DataUse.JOINED
 ) -> ReplayPlan:
     """What to replay, from the captured steps of all ranks.
 
-    With `is_sequence`, a single process takes the batches of the ranks one after the other.
+    `use` is how a single process gets the batches of the ranks, `batch_dim` their dim of samples.
     """
     members: list[list[int]] = []
     for rank, step in enumerate(steps):
@@ -180,7 +181,7 @@ def plan_replay(
         parameters,
         steps[0].buffers,
         _find_axes(steps, members),
-        plan_data(data, group_by_data(data), dim=batch_dim, is_sequence=is_sequence),
+        plan_data(data, group_by_data(data), dim=batch_dim, use=use),
         [result.gradients for result in steps[0].training.results],
     )
 

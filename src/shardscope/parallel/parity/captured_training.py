@@ -18,7 +18,7 @@ from shardscope.parallel.equivalence import (
     find_stages,
     make_cases,
 )
-from shardscope.parallel.parity.captured_data import group_by_data, sort_rows
+from shardscope.parallel.parity.captured_data import DataUse, group_by_data, is_equal, sort_rows
 from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayPlan, Replays
 from shardscope.parallel.parity.recheck import accept_own_values, call_close
 from shardscope.parallel.parity.result import ParityResult
@@ -75,17 +75,23 @@ def list_wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison
     return [result for result in comparisons if result.verdict.agreement not in TOLERABLE]
 
 
-def takes_batches_in_sequence(
+def find_next_use(
     ranks: Sequence[CapturedTraining], plan: ReplayPlan, replays: Replays
-) -> bool:
-    """Whether a single process calls its model once for each batch that any rank has.
+) -> DataUse | None:
+    """How a single process should get the data of the ranks, if not as it did; None if so.
 
-    Programs that accumulate gradients up to a number of samples do. It has got joined batches then.
+    Programs that accumulate gradients up to a number of samples call the model once for each batch
+    that any rank has. Some fail on batches that are larger than their own.
     """
     single, num_groups = replays.trainings[0], plan.data.num_groups
-    if single is None or not single.inputs or not ranks[0].inputs or plan.data.is_sequence:
-        return False
-    return num_groups > 1 and len(single.inputs[0]) == num_groups * len(ranks[0].inputs[0])
+    if plan.data.use is DataUse.OWN or not ranks[0].inputs:
+        return None
+    if single is None or not single.results:
+        return DataUse.OWN
+    is_longer = len(single.inputs[0]) == num_groups * len(ranks[0].inputs[0])
+    if plan.data.use is DataUse.JOINED and num_groups > 1 and is_longer:
+        return DataUse.SEQUENCE
+    return None
 
 
 def compare_training(
@@ -212,4 +218,8 @@ def _has_same_rows(
     ):
         return True
     wanted, own = sort_rows(of_ranks, plan.data.dim), sort_rows(of_single, plan.data.dim)
-    return wanted is not None and own is not None and torch.equal(wanted, own)
+    if wanted is not None and own is not None and is_equal(wanted, own):
+        return True
+    # Parts of a sequence are not rows, and together have the same elements.
+    elements = [torch.cat([t.flatten() for t in each]) for each in (of_ranks, of_single)]
+    return is_equal(*(tensor.double().sort().values for tensor in elements))
