@@ -153,6 +153,7 @@ class TracedWeights:
                     gradients=rank_gradients,
                     raw_gradients=raw_gradients[index],
                     local_squares=_rename(rank.local_squares, origins),
+                    distributed=frozenset(origins.get(n, n) for n in rank.distributed),
                     raw_squares=_rename(rank.raw_squares, origins),
                     clipped_squares=_rename(rank.clipped_squares, origins),
                     parameters={
