@@ -52,13 +52,14 @@ def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
             continue
         same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
         amount = f"{size} times as large as" if is_large else f"1/{size} of what"
+        named = ", or of ".join(same)
         return Explanation(
             Suspect.DOUBLE_REDUCTION,
             "",
             names if len(same) == 1 else (),
             "sum" if is_large else "mean",
             ratio,
-            predicate=f"is {amount} it should be, and {size} is the size of {', or of '.join(same)}",
+            predicate=f"is {amount} it should be, and {size} is the size of {named}",
         )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
