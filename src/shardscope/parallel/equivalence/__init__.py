@@ -28,6 +28,7 @@ from shardscope.parallel.equivalence.compare import (
     describe_dtype,
     name_dtype,
 )
+from shardscope.parallel.equivalence.declared import Declared, read_declared
 from shardscope.parallel.equivalence.names import (
     OriginalNames,
     named_buffers,
@@ -84,6 +85,7 @@ __all__ = [
     "OF_A_RANK",
     "UPDATED",
     "Case",
+    "Declared",
     "Key",
     "Layout",
     "MeanRngMode",
@@ -124,6 +126,7 @@ __all__ = [
     "ranks_across",
     "ranks_along",
     "ranks_by_distance",
+    "read_declared",
     "run_all",
     "run_fp64",
     "run_task",

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope._torch.autograd import is_in_backward
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.declared import Declared
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
     RAW,
@@ -47,6 +48,8 @@ class StepResult:
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
     `raw_gradients` the gradients as backward left them there, before the program could change them.
+    `declared` has the types of tensors that were not gathered, where placements or annotations give
+    them: of snapshots, by their names, and of the others, by kind and name.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -69,6 +72,7 @@ class StepResult:
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    declared: dict[str | Key, Declared] = field(default_factory=dict)
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -203,6 +207,10 @@ class Probe(Protocol):
         """The recorded tensors, by encoded `ProbePoint`."""
 
     @property
+    def declared(self) -> dict[str, Declared]:
+        """The types that placements or annotations give the snapshots."""
+
+    @property
     def sources(self) -> dict[str, Source]:
         """The source lines of the snapshots, where known."""
 
@@ -315,6 +323,8 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for path, tensor in named_tensors(output)
     }
     full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    declared: dict[str | Key, Declared] = {}
+    declared.update({} if probe is None else probe.declared)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -324,6 +334,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=_find_squares(gradients) if task.training is not None else {},
         snapshots={} if probe is None else probe.snapshots,
+        declared=declared,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
