@@ -64,7 +64,7 @@ from shardscope.record import (
 
 _CALLER = "parity()"
 # All threads share the process group, DTensor's caches and the default dtype.
-_lock = threading.RLock()
+ranks_lock = threading.RLock()
 
 
 @explain_moved_names
@@ -160,7 +160,7 @@ def _check(
     """The recording of the comparison; the ranks run in this process or in others."""
     gaps: dict[tuple[str, str], None] = {}
     # Run eagerly: the modules inside a compiled graph could not be recorded.
-    with _lock, torch.compiler.set_stance("force_eager"):
+    with ranks_lock, torch.compiler.set_stance("force_eager"):
         parity_result = check_parity(
             ranks,
             precision=precision,
