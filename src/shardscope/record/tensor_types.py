@@ -53,10 +53,12 @@ class TensorTypes(Record, frozen=True, kw_only=True, gc=False):
 
     `name` is that of the module whose input or output it is, or of the parameter or buffer; `path`
     leads to it in what the module takes or returns, such as `[0].logits`. `call` is set where the
-    types of several calls of the module differ. `shape` is that of the full tensor. `is_matched`
-    says that the ranks' values, put together as the types say, are the single device's;
-    `is_gradient_matched` the same of the gradient, None if there is none. `order` is how chunks are
-    distributed where that is not the order of the ranks: zigzag, striped, strided or rows.
+    types of several calls of the module differ. `shape` is that of the full tensor, `local_shape`
+    that of the first rank that has it. `is_added` means that only the parallel model has the
+    tensor: then `R` and `V` only say whether all ranks have the same values. `is_matched` says that
+    the ranks' values, put together as the types say, are the single device's; `is_gradient_matched`
+    the same of the gradient, None if there is none. `order` is how chunks are distributed where
+    that is not the order of the ranks: zigzag, striped, strided or rows.
     """
 
     name: str
@@ -65,6 +67,8 @@ class TensorTypes(Record, frozen=True, kw_only=True, gc=False):
     path: str = ""
     call: Natural | None = None
     shape: tuple[Natural, ...] = ()
+    local_shape: tuple[Natural, ...] = ()
+    is_added: bool = False
     dtype: str = ""
     is_matched: bool = True
     is_gradient_matched: bool | None = None

@@ -14,6 +14,7 @@ from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.program_records import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import Task, TrainStep
+from shardscope.parallel.inferred_types.findings import find_contradictions
 from shardscope.parallel.inferred_types.inference import infer_types as infer_from_samples
 from shardscope.parallel.inferred_types.samples import take_samples
 from shardscope.parallel.parity.api import ranks_lock
@@ -140,6 +141,15 @@ def _infer(version: EagerVersion, num_runs: int, report: Callable[[str], None]) 
     return Recording(
         run=replace(run, ranks=(RankSpan(0, size),), is_simulated=True),
         types=(types,),
+        findings=tuple(
+            find_contradictions(
+                types,
+                version.batch_axes,
+                is_loss_default=version.task.step is None
+                and version.task.loss is None
+                and version.task.training is None,
+            )
+        ),
         gaps=(
             *find_torch_gaps(),
             *(Gap(place=place, fact=fact) for place, fact in gaps),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -38,8 +38,8 @@ from shardscope.record import (
     TensorTypes,
 )
 
+_MAX_FACTORS = 24  # that are tried
 _ROLES = {Role.INPUT: TensorRole.INPUT, Role.OUTPUT: TensorRole.OUTPUT}
-_MAX_VOTES = 200  # gradients that decide by which factor those on the ranks are larger
 
 
 class _Name(NamedTuple):
@@ -87,29 +87,39 @@ def infer_types(samples: Sequence[Sample], axes: Sequence[str]) -> tuple[list[Te
 
 
 def _align(sample: Sample) -> Sample:
-    ranks = [match_calls(rank, sample.runs.reference) for rank in sample.ranks]
+    numbers = _list_products(sample.mesh.sizes)
+    ranks = [match_calls(rank, sample.runs.reference, numbers) for rank in sample.ranks]
     return replace(sample, ranks=ranks)
+
+
+def _list_products(sizes: Sequence[int]) -> list[int]:
+    """1, and the number of ranks along each combination of mesh axes."""
+    subsets = (itertools.combinations(sizes, count) for count in range(len(sizes) + 1))
+    return list(dict.fromkeys(math.prod(subset) for subset in itertools.chain(*subsets)))
 
 
 def _find_factor(sample: Sample) -> float:
     """The factor by which most gradients of activations are larger on the ranks.
 
-    Ranks that average the gradients of parameters have larger gradients of activations.
+    Ranks that average the gradients of parameters have larger gradients of activations, and so has
+    a pipeline that divides by the number of micro-batches at the end.
     """
     sizes, batch_axes = sample.mesh.sizes, sample.mesh.batch_axes
-    factors = [math.prod(sizes[axis] for axis in batch_axes), 1]
-    for count in range(1, len(sizes) + 1):
-        factors += [math.prod(subset) for subset in itertools.combinations(sizes, count)]
-    cases = list(itertools.islice(_list_point_cases(sample, Phase.BACKWARD), _MAX_VOTES))
+    products = _list_products(sizes)
+    factors = [math.prod(sizes[axis] for axis in batch_axes), *products]
+    points = (ProbePoint.decode(name) for name in sample.runs.reference.snapshots)
+    num_calls = 1 + max((point.call for point in points), default=0)
+    factors += [number * product for number in range(2, num_calls + 1) for product in products]
     best, best_count = 1.0, 0
-    for factor in dict.fromkeys(factors):
-        count = 0
-        for _, case in cases:
-            observation = _observe(case, float(factor))
-            count += bool(observation is not None and observation.candidates.assignments)
-        if count > best_count:
-            best, best_count = float(factor), count
-        if count == len(cases):
+    for factor in list(dict.fromkeys(factors))[:_MAX_FACTORS]:
+        observed = _observe_points([sample], Phase.BACKWARD, float(factor))
+        matched = [
+            all(call.candidates.assignments for call in calls.values())
+            for (calls,) in observed.values()
+        ]
+        if sum(matched) > best_count:
+            best, best_count = float(factor), sum(matched)
+        if 2 * best_count > len(matched):
             break
     return best
 
@@ -140,26 +150,73 @@ def _observe_points(
     """
     observed: dict[_Name, list[_Calls]] = {}
     for sample in samples:
+        cases = dict(_list_point_cases(sample, phase))
         each: dict[_Name, _Calls] = {}
-        for point, case in _list_point_cases(sample, phase):
-            observation = _observe(case, factor)
-            if observation is not None:
-                name = _Name(_ROLES[point.role], point.module, point.path)
-                each.setdefault(name, {})[point.call] = observation
+        for point, observation in _observe_cases(cases, sample, factor).items():
+            each.setdefault(_name_point(point), {})[point.call] = observation
         unmatched = {
             name
             for name, calls in each.items()
             if len(calls) > 1 and not all(call.candidates.assignments for call in calls.values())
         }
-        if unmatched:
-            for point, case in _list_point_cases(sample, phase, is_merged=True):
-                name = _Name(_ROLES[point.role], point.module, point.path)
-                observation = _observe(case, factor) if name in unmatched else None
-                if observation is not None and observation.candidates.assignments:
-                    each[name] = {0: observation}
+        merged = {
+            point: case
+            for point, case in _list_point_cases(sample, phase, is_merged=True)
+            if unmatched
+        }
+        for point, observation in _observe_cases(merged, sample, factor, unmatched).items():
+            if observation.candidates.assignments:
+                each[_name_point(point)] = {0: observation}
         for name, calls in each.items():
             observed.setdefault(name, []).append(calls)
     return observed
+
+
+def _name_point(point: ProbePoint) -> _Name:
+    return _Name(_ROLES[point.role], point.module, point.path)
+
+
+def _observe_cases(
+    cases: Mapping[ProbePoint, Case],
+    sample: Sample,
+    factor: float,
+    wanted: Collection[_Name] | None = None,
+) -> dict[ProbePoint, _Observation]:
+    """What the values say of each point, or of the wanted ones.
+
+    Where several modules take one tensor, each may take a copy of its own on the ranks, whose
+    gradient is then that of one use. The sum over these uses is observed in place of each.
+    """
+    observed: dict[ProbePoint, _Observation] = {}
+    uses: dict[ProbePoint, list[ProbePoint]] = {}
+    for point, case in cases.items():
+        if wanted is not None and _name_point(point) not in wanted:
+            continue
+        observation = _observe(case, factor)
+        if observation is None:
+            continue
+        observed[point] = observation
+        first = sample.probe.first_points.get(point._replace(phase=Phase.FORWARD))
+        is_use = point.phase is Phase.BACKWARD and point.role is Role.INPUT and first is not None
+        if is_use and first is not None and not observation.candidates.assignments:
+            uses.setdefault(first, []).append(point)
+    for points in uses.values():
+        total = _add_uses([cases[point] for point in points])
+        observation = None if total is None else _observe(total, factor)
+        if observation is not None and observation.candidates.assignments:
+            observed |= dict.fromkeys(points, observation)
+    return observed
+
+
+def _add_uses(cases: Sequence[Case]) -> Case | None:
+    """The case of the sum of gradients over the uses of one tensor; None if there is one use."""
+    sums: list[torch.Tensor | None] = []
+    for tensors in zip(*(case.ranks for case in cases), strict=True):
+        distinct = list({id(t): t for t in tensors if t is not None}.values())
+        if len(distinct) < 2 or len({tensor.shape for tensor in distinct}) > 1:
+            return None
+        sums.append(torch.stack(distinct).sum(0))
+    return replace(cases[0], ranks=tuple(sums), calls=())
 
 
 def _observe(case: Case, factor: float) -> _Observation | None:
@@ -191,25 +248,23 @@ def _type_calls(
     declared = [_find_declared(sample, name, phase) for phase in phases]
     numbers = list(dict.fromkeys(call for calls in forward for call in calls))
     all_calls = [_list_observations(samples, None) for samples in (forward, backward)]
-    joint = [_decide(found, known, axes) for found, known in zip(all_calls, declared, strict=True)]
-    is_joint = len(numbers) == 1 or all(
-        decision is None or decision.is_matched for decision in joint
-    )
-    if is_joint:
+    joint = _decide_both(all_calls, declared, axes)
+    each = [
+        (number, [_list_observations(samples, number) for samples in (forward, backward)])
+        for number in numbers
+    ]
+    decided = [_decide_both(of_call, declared, axes) for _, of_call in each]
+    # Calls whose types differ, where each call has one.
+    is_mixed = not _is_matched(joint) and all(map(_is_matched, decided))
+    if not is_mixed or len(numbers) == 1:
         yield _make_types(name, all_calls[0], joint, declared, axes)
         return
-    each = []
-    for number in numbers:
-        of_call = [_list_observations(samples, number) for samples in (forward, backward)]
-        decisions = [
-            _decide(found, known, axes) for found, known in zip(of_call, declared, strict=True)
-        ]
-        each.append((number, of_call[0], decisions))
-    if all(decisions == each[0][2] for _, _, decisions in each):
-        yield _make_types(name, each[0][1], each[0][2], declared, axes)
-        return
-    for number, observations, decisions in each:
-        yield _make_types(name, observations, decisions, declared, axes, call=number)
+    for (number, of_call), decisions in zip(each, decided, strict=True):
+        yield _make_types(name, of_call[0], decisions, declared, axes, call=number)
+
+
+def _is_matched(decisions: Sequence[_Decision | None]) -> bool:
+    return all(decision is None or decision.is_matched for decision in decisions)
 
 
 def _list_observations(samples: Sequence[_Calls], call: int | None) -> list[_Observation]:
@@ -279,7 +334,7 @@ def _find_declared(sample: Sample, name: _Name, phase: Phase) -> dict[str, str]:
         for key, types in rank.declared.items():
             if isinstance(key, str) and types:
                 point = ProbePoint.decode(key)
-                if (_ROLES[point.role], point.module, point.path) == name and point.phase is phase:
+                if _name_point(point) == name and point.phase is phase:
                     return dict(types)
     return {}
 
@@ -296,7 +351,8 @@ def _make_types(
     forward, gradient = decisions
     assert forward is not None
     case = observations[0].case
-    tensor = next(tensor for tensor in (case.reference, *case.ranks) if tensor is not None)
+    local = next(tensor for tensor in case.ranks if tensor is not None)
+    tensor = local if case.reference is None else case.reference
     return TensorTypes(
         name=name.name,
         role=name.role,
@@ -313,6 +369,8 @@ def _make_types(
         ),
         call=call,
         shape=tuple(tensor.shape),
+        local_shape=tuple(local.shape),
+        is_added=case.reference is None,
         dtype=name_dtype(tensor.dtype),
         is_matched=forward.is_matched,
         is_gradient_matched=None if gradient is None else gradient.is_matched,

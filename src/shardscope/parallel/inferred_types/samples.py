@@ -49,10 +49,13 @@ class Sample:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class _Precision:
-    is_fp64: bool
+@dataclass(frozen=True)
+class _Way:
+    """How the runs of a sample are made."""
+
     is_deterministic: bool
+    is_fp64: bool = True
+    is_trained_only: bool = True  # calls of modules without gradients are left out
 
 
 def take_samples(
@@ -66,28 +69,31 @@ def take_samples(
     is_deterministic = draws_numbers(version.model, version.task)
     report_progress("tracing the weights")
     renamed = _trace_weights(version, report)
-    precision = _Precision(True, is_deterministic)
+    way = _Way(is_deterministic)
     report_progress("running the original and all ranks")
     try:
-        first = _take_sample(version, renamed, precision)
+        first = _take_sample(version, renamed, way)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
             f"the model does not run in it ({type(error).__name__}: {error!s:.160}), so types were "
             "inferred in its own precision",
         )
-        precision = _Precision(False, is_deterministic)
-        first = _take_sample(version, renamed, precision)
+        way = replace(way, is_fp64=False)
+        first = _take_sample(version, renamed, way)
+    if not first.runs.reference.snapshots:  # the step computes no gradients at all
+        way = replace(way, is_trained_only=False)
+        first = _take_sample(version, renamed, way)
     samples = [first]
     for index in range(1, count):
         report_progress(f"running with other weights and inputs ({index} of {count - 1})")
         try:
-            samples.append(_take_sample(_perturb(version, index), renamed, precision))
+            samples.append(_take_sample(_perturb(version, index), renamed, way))
         except Exception as error:  # noqa: BLE001 - the weights as they are have run
             cause = error.__cause__ or error
             fact = f"a run failed ({type(cause).__name__}: {cause!s:.160}), and decides nothing"
             report("other weights and inputs", fact)
-    return samples, precision.is_fp64
+    return samples, way.is_fp64
 
 
 def _trace_weights(version: EagerVersion, report: Report) -> dict[int, dict[str, str]]:
@@ -105,20 +111,20 @@ def _trace_weights(version: EagerVersion, report: Report) -> dict[int, dict[str,
 
 
 def _take_sample(
-    version: EagerVersion, renamed: Mapping[int, Mapping[str, str]], precision: _Precision
+    version: EagerVersion, renamed: Mapping[int, Mapping[str, str]], way: _Way
 ) -> Sample:
     probes: list[ModuleProbe] = []
 
     def make_probe() -> ProbedStep:
-        probes.append(ModuleProbe())
+        probes.append(ModuleProbe(is_trained_only=way.is_trained_only))
         return ProbedStep(probes[-1])
 
-    is_deterministic = precision.is_deterministic
-    run = run_fp64 if precision.is_fp64 else run_all
+    is_deterministic = way.is_deterministic
+    run = run_fp64 if way.is_fp64 else run_all
     runs = run(version.model, version.task, is_deterministic=is_deterministic, probe=make_probe)
     ranks = version.run(
-        Variant(precision.is_fp64, is_deterministic=is_deterministic),
-        ProbeSpec(renamed=renamed, is_local=True),
+        Variant(way.is_fp64, is_deterministic=is_deterministic),
+        ProbeSpec(renamed=renamed, is_local=True, is_trained_only=way.is_trained_only),
     )
     names = list(version.axes)
     batch_axes = tuple(names.index(axis) for axis in version.batch_axes)

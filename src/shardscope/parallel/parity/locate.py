@@ -318,8 +318,13 @@ def _are_calls_aligned(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> b
     return True
 
 
-def match_calls(rank: StepResult, reference: StepResult) -> StepResult:
-    """A rank's result with the single device's call numbers, without extra calls."""
+def match_calls(
+    rank: StepResult, reference: StepResult, num_shards: Collection[int] = (1,)
+) -> StepResult:
+    """A rank's result with the single device's call numbers, without extra calls.
+
+    `num_shards` are the numbers of shards of which a rank may have the samples of one.
+    """
     calls: dict[ProbePoint, list[ProbePoint]] = {}
     own_calls: dict[ProbePoint, list[ProbePoint]] = {}
     for snapshots, table in ((reference.snapshots, calls), (rank.snapshots, own_calls)):
@@ -329,7 +334,7 @@ def match_calls(rank: StepResult, reference: StepResult) -> StepResult:
     for key, points in own_calls.items():
         tensors = [rank.snapshots[point.encode()] for point in points]
         wanted = [reference.snapshots[point.encode()] for point in calls.get(key, ())]
-        chosen = drop_extra_calls(tensors, wanted)
+        chosen = drop_extra_calls(tensors, wanted, num_shards=num_shards)
         names = calls[key] if len(chosen) == len(wanted) else points[-len(chosen) :]
         matched |= {point.encode(): tensor for point, tensor in zip(names, chosen, strict=True)}
     return replace(rank, snapshots=matched)

@@ -98,10 +98,19 @@ class ModuleProbe:
     """
 
     def __init__(
-        self, masked: tuple[str, torch.Tensor] | None = None, *, is_local: bool = False
+        self,
+        masked: tuple[str, torch.Tensor] | None = None,
+        *,
+        is_local: bool = False,
+        is_trained_only: bool = False,
     ) -> None:
-        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set."""
+        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set.
+
+        With `is_trained_only`, calls without gradients are left out, as in an evaluation.
+        """
         self._masked = masked
+        self._is_trained_only = is_trained_only
+        self._is_left_out = False  # the running call
         self._copy = copy_local if is_local else copy_full
         self.declared: dict[str, Declared] = {}
         self.snapshots: dict[str, torch.Tensor] = {}
@@ -144,8 +153,10 @@ class ModuleProbe:
                 return
             # A wrapper and the module it wraps have one name; only the wrapper is recorded.
             is_wrapped = bool(self._running) and self._running[-1] == name
+            if not self._running:  # a checkpoint inside may disable gradients, too
+                self._is_left_out = self._is_trained_only and not torch.is_grad_enabled()
             self._running.append(name)
-            if is_wrapped:
+            if is_wrapped or self._is_left_out:
                 return
             self.callers.setdefault(name, self._running[-2] if len(self._running) > 1 else None)
             call = self._num_calls.get(name, 0)
@@ -156,7 +167,7 @@ class ModuleProbe:
             if is_in_backward():
                 return
             self._running.pop()
-            if self._running and self._running[-1] == name:
+            if self._is_left_out or (self._running and self._running[-1] == name):
                 return
             call = self._num_calls.get(name, 0)
             self._num_calls[name] = call + 1
@@ -466,16 +477,20 @@ class ProbeSpec:
     Every module, or, with `ops_in`, every op in the code of that module, or `OUTSIDE` of all.
     `renamed` maps a rank to the original's names of its modules that have other names. With
     `is_local`, DTensors are not gathered: every tensor of the result is what the rank has of it.
+    With `is_trained_only`, calls of modules without gradients are left out.
     """
 
     ops_in: str | None = None
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     step: int = 0
     is_local: bool = False
+    is_trained_only: bool = False
 
     def make_probe(self) -> ProbedStep:
         """A probe that records it, in its step."""
         probe: Probe = (
-            ModuleProbe(is_local=self.is_local) if self.ops_in is None else OpProbe(self.ops_in)
+            ModuleProbe(is_local=self.is_local, is_trained_only=self.is_trained_only)
+            if self.ops_in is None
+            else OpProbe(self.ops_in)
         )
         return ProbedStep(probe, self.step)
