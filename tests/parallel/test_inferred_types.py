@@ -68,7 +68,7 @@ def test_sequence_parallel_activations_are_sharded_along_the_sequence() -> None:
     types = read(recording)
     assert recording.findings == ()
     assert types["layers.0.norm1 output"] == "tp S(1) / S(1)"
-    assert types["layers.0.attn[0] input"] == "tp R / P"
+    assert types["layers.0.attn[0] input"] == "tp R / R"
     assert types["layers.0.mlp output"] == "tp S(1) / S(1)"
 
 

@@ -201,7 +201,7 @@ class _Problems:
             )
         is_all = num_known == num_wrong
         count = f"{num_known} of {num_wrong} gradients"
-        if cause.suspect is Suspect.MISSING_REDUCTION and cause.axes:
+        if is_missing and cause.axes:
             subject = "No gradient is" if is_all else f"{count} are not"
             facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
         elif cause.predicate and is_all:
