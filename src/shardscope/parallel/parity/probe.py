@@ -89,8 +89,9 @@ class ProbePoint(NamedTuple):
 class ModuleProbe:
     """Records the full tensors that modules take and return, and their gradients.
 
-    With `is_local` it records what the rank has of them; `declared` has the type along each mesh
-    axis that a placement or an annotation gives them.
+    With `is_local` it records what the rank has of them, and gradients of inputs as hooks before
+    the module leave these; `declared` has the type along each mesh axis that a placement or an
+    annotation gives them.
 
     `callers` maps a module to the module that called it, `origins` a point to the points it is
     computed from, without a point in between, and `first_points` a point to the first point
@@ -111,6 +112,7 @@ class ModuleProbe:
         self._masked = masked
         self._is_trained_only = is_trained_only
         self._is_left_out = False  # the running call
+        self._is_local = is_local
         self._copy = copy_local if is_local else copy_full
         self.declared: dict[str, Declared] = {}
         self.snapshots: dict[str, torch.Tensor] = {}
@@ -217,7 +219,8 @@ class ModuleProbe:
             self._producers[tensor.grad_fn] = points
         if len(points) == 1:
             self._alive.append(tensor)
-            source = tensor if passed is None or not passed.requires_grad else passed
+            is_passed = passed is not None and passed.requires_grad and not self._is_local
+            source = passed if passed is not None and is_passed else tensor
             if source.requires_grad:
                 source.register_hook(self._make_gradient_hook(points))  # type: ignore[no-untyped-call]
 
