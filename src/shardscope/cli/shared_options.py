@@ -67,5 +67,6 @@ batch_dim_option = click.option(
     type=int,
     default=0,
     show_default=True,
-    help="Dim of the batch's tensors that is sharded over the batch axes.",
+    help="Dim of the batch's tensors that is sharded over the batch axes; of a program, the dim of "
+    "samples.",
 )

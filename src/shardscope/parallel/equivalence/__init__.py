@@ -58,8 +58,11 @@ from shardscope.parallel.equivalence.step import (
     call_model,
     default_loss,
     execute,
+    find_squares,
     find_stages,
+    gather_result,
     is_cleared,
+    keep_local,
     shard_batch,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
@@ -71,18 +74,23 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
+    RAW,
     UPDATED,
     Key,
     Table,
     Training,
+    TrainingRecorder,
     TrainingValues,
     TrainStep,
 )
 
 __all__ = [
     "AS_IT_IS",
+    "CLIPPED",
     "MARKED",
     "OF_A_RANK",
+    "RAW",
     "UPDATED",
     "Case",
     "Declared",
@@ -103,6 +111,7 @@ __all__ = [
     "TracedWeights",
     "TrainStep",
     "Training",
+    "TrainingRecorder",
     "TrainingValues",
     "Variant",
     "as_model",
@@ -115,9 +124,12 @@ __all__ = [
     "draws_numbers",
     "drop_extra_calls",
     "execute",
+    "find_squares",
     "find_stages",
+    "gather_result",
     "is_cleared",
     "is_unclear",
+    "keep_local",
     "make_cases",
     "name_dtype",
     "named_buffers",

@@ -87,7 +87,7 @@ class EagerVersion:
         model_copy = copy_model(self.model)
         task = self._shard_task(mesh)
         is_local = probe_spec is not None and probe_spec.is_local
-        gather: _Gatherer | _LocalReader = _LocalReader() if is_local else _Gatherer()
+        gather: Gatherer | _LocalReader = _LocalReader() if is_local else Gatherer()
         seed_generators(task.seed)
         with variant.applied(model_copy, task) as applied:
             names = OriginalNames(
@@ -192,7 +192,7 @@ def _find_changed(
 
 
 @final
-class _Gatherer:
+class Gatherer:
     """Gathers DTensors into full tensors; every rank calls it, perhaps with different names.
 
     It has its own process group, so that a collective that the program left unfinished is not
@@ -230,7 +230,7 @@ class _Gatherer:
 
 @final
 class _LocalReader:
-    """Reads what this rank has of each tensor, in place of a `_Gatherer`."""
+    """Reads what this rank has of each tensor, in place of a `Gatherer`."""
 
     def __init__(self) -> None:
         self.regions: defaultdict[int, dict[Key, Region]] = defaultdict(dict)
