@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,10 +52,14 @@ _AfterCall = Callable[[nn.Module, tuple[object, ...], object], None]
 
 
 class Role(StrEnum):
-    """Whether a tensor is an input or an output of a module or op."""
+    """Whether a tensor is an input or an output of a module or op.
+
+    Or, of an op, its output after a collective has reduced or gathered it.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
+    COMMUNICATED = "communicated"
 
 
 class ProbePoint(NamedTuple):
@@ -211,7 +215,8 @@ class OpProbe:
     """Records the full tensors that ops take and return in the code of one module, or `OUTSIDE`.
 
     Ops of the modules that it calls are left out, and those of optimizers. `consumers` maps the
-    number of an op to the ops that take its result.
+    number of an op to the ops that take its result. What a collective makes of the result of an op
+    is recorded when it is next read, with the line of the collective.
     """
 
     def __init__(self, module: str) -> None:
@@ -226,6 +231,10 @@ class OpProbe:
         self._running: list[str] = []
         self._producers: dict[int | None, frozenset[int]] = {}  # ops, by the address of a storage
         self._unwritten: set[int | None] = set()  # addresses of storage without values yet
+        # By the address of a storage that a collective has written: the point of the op whose
+        # result it took, and its line.
+        self._communicated: dict[int | None, tuple[ProbePoint, Source | None]] = {}
+        self._points: dict[int, ProbePoint] = {}  # of ops, by their number
         # Keeps storages alive, so that an address is not reused.
         self._alive: list[torch.UntypedStorage] = []
 
@@ -249,6 +258,7 @@ class OpProbe:
             self._alive.clear()
             self._producers.clear()
             self._unwritten.clear()
+            self._communicated.clear()
 
     def before_optimizer(self, _: object) -> None:
         """An optimizer is about to step."""
@@ -297,9 +307,15 @@ class OpProbe:
         producers = frozenset().union(
             *(self._producers.get(_address(tensor), ()) for tensor in arguments.values())
         )
+        self._record_communicated(arguments.values())
         if _is_data_movement(func):
             result = func(*args, **kwargs)
             self._remember(result, producers)
+            if _is_collective(func) and len(producers) == 1:
+                point, source = self._points[min(producers)], read_stack(sys._getframe(2)).source
+                for _, tensor in named_tensors(result):
+                    self._communicated[_address(tensor)] = point, source
+                self._communicated.pop(None, None)
             if op_packet(func).__name__ in _ALLOCATIONS:
                 self._unwritten.update(_address(tensor) for _, tensor in named_tensors(result))
                 self._unwritten.discard(None)
@@ -307,6 +323,7 @@ class OpProbe:
                 self._unwritten.difference_update(map(_address, arguments.values()))
             return result
         point = ProbePoint(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
+        self._points[self._num_ops] = point
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
         named = name_arguments(func, args, kwargs)
@@ -328,6 +345,13 @@ class OpProbe:
             self.consumers.setdefault(producer, set()).add(point.call)
         self._remember(result, frozenset({point.call}))
         return result
+
+    def _record_communicated(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Record what collectives have written into tensors that are about to be read."""
+        for tensor in tensors:
+            point, source = self._communicated.pop(_address(tensor), (None, None))
+            if point is not None and tensor.is_floating_point():
+                self._record(point._replace(role=Role.COMMUNICATED), {"": tensor}, source)
 
     def _record(
         self, point: ProbePoint, tensors: Mapping[str, torch.Tensor], source: Source | None
@@ -428,8 +452,12 @@ def _address(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage().data_ptr()
 
 
+def _is_collective(func: OpOverload) -> bool:
+    return "c10d" in func.namespace
+
+
 def _is_data_movement(func: OpOverload) -> bool:
-    return "c10d" in func.namespace or op_packet(func).__name__ in _DATA_MOVEMENT
+    return _is_collective(func) or op_packet(func).__name__ in _DATA_MOVEMENT
 
 
 @final

@@ -32,7 +32,11 @@ from shardscope.parallel.parity.result import (
     ParityResult,
     is_within,
 )
-from shardscope.parallel.parity.scale_causes import explain_contributions, explain_leftovers
+from shardscope.parallel.parity.scale_causes import (
+    explain_clipping_by_hand,
+    explain_contributions,
+    explain_leftovers,
+)
 from shardscope.parallel.parity.ties import explain_tie
 from shardscope.parallel.parity.training_problems import TrainingProblems
 from shardscope.record import (
@@ -176,6 +180,9 @@ class _Problems:
             return self._describe_cleared()
         if right or len(modules) < 2:
             return None
+        clipping = explain_clipping_by_hand(self._result, gradients)
+        if clipping is not None:
+            return self._describe_common(clipping, len(wrong), len(wrong), "gradient clipping")
         mixed = explain_contributions(self._result, gradients) or explain_leftovers(
             self._result, gradients
         )
@@ -187,7 +194,9 @@ class _Problems:
             return self._find_late_cause(wrong)
         return self._describe_common(known[0], len(known), len(causes))
 
-    def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
+    def _describe_common(
+        self, cause: Explanation, num_known: int, num_wrong: int, subject: str = "all gradients"
+    ) -> Problem:
         """The problem that `num_known` of `num_wrong` gradients have in common."""
         facts = ["Outputs agree."]
         is_missing = cause.suspect is Suspect.MISSING_REDUCTION
@@ -202,13 +211,13 @@ class _Problems:
         is_all = num_known == num_wrong
         count = f"{num_known} of {num_wrong} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION and cause.axes:
-            subject = "No gradient is" if is_all else f"{count} are not"
-            facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
+            which = "No gradient is" if is_all else f"{count} are not"
+            facts += [f"{which} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
         elif cause.predicate and is_all:
             facts.append(cause.to_sentence("every gradient"))
         else:
-            subject = "All gradients" if is_all else count
-            facts += [f"{subject} differ in the same way.", cause.to_sentence("each")]
+            which = "All gradients" if is_all else count
+            facts += [f"{which} differ in the same way.", cause.to_sentence("each")]
         remedies = [suggest_remedy(cause, OriginKind.LOSS)]
         num_calls = self._find_num_calls(cause)
         if num_calls is not None and cause.axes:
@@ -222,7 +231,7 @@ class _Problems:
         fact = " ".join([*facts, self._name_op()]).strip()
         return Problem(
             cause,
-            "all gradients",
+            subject,
             fact,
             " ".join(remedies),
             phase=Phase.BACKWARD,
