@@ -104,9 +104,10 @@ class Proofs:
     def measure(self, jobs: Sequence[Mutation]) -> Mapping[Mutation, Outcome]:
         """The outcomes of these mutations."""
         new = [job for job in jobs if job not in self._known]
-        self._known |= measure(new, lambda text: print(text, file=sys.stderr, flush=True))
-        if self._path is not None:
-            self._path.write_bytes(pickle.dumps(self._known))
+        for outcomes in measure(new):
+            self._known |= outcomes
+            if self._path is not None:
+                self._path.write_bytes(pickle.dumps(self._known))
         return self._known
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, final
@@ -29,6 +31,7 @@ from torch.utils._pytree import tree_flatten
 
 LEAST = 1e-6  # of the error, relative to the largest element of a tensor
 _TIMEOUT = timedelta(seconds=20)
+_LIMIT_S = 45  # of a job
 Named = dict[str, Tensor]
 
 
@@ -60,22 +63,19 @@ class Outcome:
         return not self.failure and self.error > LEAST
 
 
-def measure(jobs: Sequence[Mutation], report: Callable[[str], None]) -> dict[Mutation, Outcome]:
-    """The outcome of each mutation; a site of -1 stands for the program as it is."""
+def measure(jobs: Sequence[Mutation]) -> Iterator[dict[Mutation, Outcome]]:
+    """The outcomes of the mutations, some at a time; a site of -1 is the program as it is."""
     by_size: dict[int, list[Mutation]] = {}
     for job in jobs:
         by_size.setdefault(math.prod(PROGRAMS[job.program].layout.mesh.values()), []).append(job)
-    outcomes: dict[Mutation, Outcome] = {}
     for size, group in by_size.items():
         remaining = group
         while remaining:
             known = _run_processes(size, remaining)
             if not known:
                 known = {remaining[0]: Outcome(failure="the processes ended")}
-            outcomes |= known
-            remaining = [job for job in remaining if job not in outcomes]
-            report(f"{len(outcomes)} of {len(jobs)} measured")
-    return outcomes
+            yield known
+            remaining = [job for job in remaining if job not in known]
 
 
 def _run_processes(size: int, jobs: Sequence[Mutation]) -> dict[Mutation, Outcome]:
@@ -84,8 +84,9 @@ def _run_processes(size: int, jobs: Sequence[Mutation]) -> dict[Mutation, Outcom
         context = mp.start_processes(
             _run_rank, (size, folder, list(jobs)), nprocs=size, join=False, start_method="fork"
         )
-        while not context.join(grace_period=5):
-            pass
+        with suppress(mp.ProcessExitedException, mp.ProcessRaisedException):
+            while not context.join(grace_period=5):
+                pass
         path = os.path.join(folder, "outcomes")
         return torch.load(path, weights_only=False) if os.path.exists(path) else {}
 
@@ -100,6 +101,7 @@ def _run_rank(rank: int, size: int, folder: str, jobs: Sequence[Mutation]) -> No
     singles: dict[str, Named] = {}
     for job in jobs:
         failure = ""
+        signal.alarm(_LIMIT_S)  # a mismatch may let ranks wait for each other forever
         try:
             outcome = _measure(job, singles)
         except Exception as error:  # noqa: BLE001 - a failure is a result

@@ -18,6 +18,7 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
     RAW,
+    REDUCED,
     Key,
     Table,
     Training,
@@ -46,7 +47,8 @@ class StepResult:
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
-    `raw_gradients` the gradients as backward left them there, before the program could change them.
+    `raw_gradients` the gradients as backward left them there, before the program could change them,
+    and `reduced_gradients` those as the last collective left them that the program called itself.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -68,6 +70,7 @@ class StepResult:
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
@@ -391,7 +394,7 @@ def _gather_all(
         ]
         for (kind, name), values in training.scalars.items()
     }
-    raw_gradients = tables.pop(RAW, {})
+    raw_gradients, reduced_gradients = tables.pop(RAW, {}), tables.pop(REDUCED, {})
     return StepResult(
         [
             (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
@@ -401,6 +404,7 @@ def _gather_all(
         {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
         training=replace(training, tables=tables, scalars=scalars),
         raw_gradients=raw_gradients,
+        reduced_gradients=reduced_gradients,
     )
 
 

@@ -28,7 +28,7 @@ class WrongOp:
     """An op, the user's line that calls it on the ranks, and its compared inputs and outputs.
 
     `changed` lists arguments whose numbers differ: name, value on the single device, on the
-    ranks.
+    ranks. `communicated` is what a collective at `collective_source` makes of its output.
     """
 
     name: str
@@ -36,6 +36,8 @@ class WrongOp:
     inputs: tuple[TensorComparison, ...] = ()
     outputs: tuple[TensorComparison, ...] = ()
     changed: tuple[tuple[str, float, float], ...] = ()
+    communicated: tuple[TensorComparison, ...] = ()
+    collective_source: Source | None = None
 
 
 def find_first_wrong_op(
@@ -47,9 +49,8 @@ def find_first_wrong_op(
     """The first op that both versions call and whose result differs on the ranks.
 
     A result may differ and be corrected later, such as a partial sum: then it agrees after a
-    collective, or all its `consumers` agree. If a collective does not correct it, what it makes of
-    the result is the output of the op, with the line of the collective. If no result differs, the
-    first op that the ranks call in place of another.
+    collective, or all its `consumers` agree. If no result differs, the first op that the ranks call
+    in place of another.
     """
     single_ops, rank_ops = _names(runs.reference), _names(ranks[0])
     matcher = SequenceMatcher(
@@ -71,14 +72,8 @@ def find_first_wrong_op(
         )
         inputs, outputs = comparisons[single_op_number]
         changed = _find_changed(runs.reference, ranks[0], single_op_number, rank_op_number)
-        return _make_op(
-            ranks[0],
-            rank_op_number,
-            inputs=inputs,
-            outputs=communicated.get(single_op_number) or outputs,
-            changed=changed,
-            role=Role.COMMUNICATED if single_op_number in communicated else None,
-        )
+        op = _make_op(ranks[0], rank_op_number, inputs=inputs, outputs=outputs, changed=changed)
+        return replace(op, communicated=tuple(communicated.get(single_op_number, ())))
     for tag, single_start, _, rank_start, _ in matcher.get_opcodes():
         if tag == "replace":
             single_op_number, rank_op_number = single_ops[single_start][1], rank_ops[rank_start][1]
@@ -96,15 +91,19 @@ def _make_op(
     inputs: Sequence[TensorComparison] = (),
     outputs: Sequence[TensorComparison] = (),
     changed: Sequence[tuple[str, float, float]] = (),
-    role: Role | None = None,
 ) -> WrongOp:
     points = {
         name: point for name in rank.snapshots if (point := ProbePoint.decode(name)).call == number
     }
-    name = next(name for name, point in points.items() if role in (None, point.role))
-    source = rank.sources.get(name)
+    name = next(iter(points))
+    collectives = (n for n, point in points.items() if point.role is Role.COMMUNICATED)
     return WrongOp(
-        ProbePoint.decode(name).module, source, tuple(inputs), tuple(outputs), tuple(changed)
+        points[name].module,
+        rank.sources.get(name),
+        tuple(inputs),
+        tuple(outputs),
+        tuple(changed),
+        collective_source=rank.sources.get(next(collectives, "")),
     )
 
 

@@ -37,6 +37,7 @@ from shardscope.record import Phase, Source
 _SEPARATOR = "\0"  # in no name
 OUTSIDE = "\0"
 """In place of the name of a module: the code of a training step that is in no module."""
+_MAX_COMMUNICATED = 2**22  # elements of results of collectives that are kept
 _MAX_NODES = 10_000  # nodes of autograd's graph between two module calls
 # Ops that only move data; on shards, programs call more or fewer of them.
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -88,7 +89,7 @@ class ModuleProbe:
 
     `callers` maps a module to the module that called it, `origins` a point to the points it is
     computed from, without a point in between, and `first_points` a point to the first point
-    with the same tensor.
+    with the same tensor. What collectives of a threaded rank return is recorded with their lines.
     """
 
     def __init__(self, masked: tuple[str, torch.Tensor] | None = None) -> None:
@@ -99,9 +100,11 @@ class ModuleProbe:
         self.callers: dict[str, str | None] = {}
         self.origins: dict[ProbePoint, set[ProbePoint]] = {}
         self.first_points: dict[ProbePoint, ProbePoint] = {}
-        self.sources: dict[str, Source] = {}  # unused: modules have no source line
+        self.sources: dict[str, Source] = {}  # of collectives; modules have no source line
         self.numbers: dict[str, dict[str, float]] = {}  # unused: modules have no recorded arguments
         self._num_calls: dict[str, int] = {}
+        self._num_collectives = 0
+        self._communicated: dict[str, int] = {}  # elements of the results of collectives
         self._running: list[str] = []
         self._points: dict[int, list[ProbePoint]] = {}  # the points of a tensor, by its id
         self._producers: dict[Node, list[ProbePoint]] = {}  # by the autograd node of a tensor
@@ -120,13 +123,59 @@ class ModuleProbe:
                 handles.append(module.register_forward_pre_hook(before_call, with_kwargs=True))
                 handles.append(module.register_forward_hook(after_call))
         try:
-            yield
+            with watch_training(self):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
             self._alive.clear()
             self._points.clear()
             self._producers.clear()
+
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Record what a collective has computed, and its line."""
+        source = read_stack(sys._getframe(1)).source
+        size = sum(tensor.numel() for tensor in outputs)
+        if source is None or not outputs or size > _MAX_COMMUNICATED:
+            return
+        phase = Phase.BACKWARD if is_in_backward() else Phase.FORWARD
+        point = ProbePoint(phase, Role.COMMUNICATED, kind, self._num_collectives, "")
+        self._num_collectives += 1
+        self.sources[point.encode()] = source
+        flat = [tensor.detach().flatten() for tensor in outputs if tensor.is_floating_point()]
+        if flat:
+            self.snapshots[point.encode()] = torch.cat(flat)
+            self._forget_oldest(point.encode(), size)
+
+    def _forget_oldest(self, name: str, size: int) -> None:
+        """Forget the oldest results of collectives if there are too many elements."""
+        self._communicated[name] = size
+        while sum(self._communicated.values()) > _MAX_COMMUNICATED:
+            oldest = next(iter(self._communicated))
+            del self._communicated[oldest], self.snapshots[oldest], self.sources[oldest]
+
+    def before_backward(self, _: object) -> None:
+        """Unused: gradients have hooks."""
+
+    def after_backward(self) -> None:
+        """Unused: gradients have hooks."""
+
+    def before_clipping(self) -> None:
+        """Unused: clipping is in no module."""
+
+    def clip(self, _: object) -> None:
+        """Unused: clipping is in no module."""
+
+    def before_optimizer(self, _: object) -> None:
+        """Unused: optimizers are in no module."""
+
+    def after_optimizer(self, _: object) -> None:
+        """Unused: optimizers are in no module."""
+
+    def read(self, _: object, __: object) -> None:
+        """Unused: numbers that are read are in no module."""
 
     def _make_hooks(self, name: str) -> tuple[_BeforeCall, _AfterCall]:
         def before_call(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -283,6 +332,24 @@ class OpProbe:
     def read(self, _: object, __: object) -> None:
         """Unused: reading a value is no op that could differ."""
 
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Note which op computed what a collective has reduced or gathered."""
+        if not self._is_watched():
+            return
+        producers = frozenset().union(
+            *(self._producers.get(_address(tensor), frozenset()) for tensor in inputs)
+        )
+        source = read_stack(sys._getframe(1)).source
+        for tensor in outputs if len(producers) == 1 else ():
+            address = _address(tensor)
+            if address is not None:
+                self._producers[address] = producers
+                self._alive.append(tensor.untyped_storage())
+                self._communicated[address] = self._points[min(producers)], source
+                self._unwritten.discard(address)
+
     def _make_pre_hook(self, name: str) -> Callable[..., None]:
         def enter(*_: object) -> None:
             is_wrapped = bool(self._running) and self._running[-1] == name
@@ -295,13 +362,17 @@ class OpProbe:
     def _after_call(self, *_: object) -> None:
         self._running.pop()
 
+    def _is_watched(self) -> bool:
+        """Whether the code that runs is that of the module."""
+        running = self._running[-1] if self._running else OUTSIDE
+        is_there = running == self._module and not self._num_in_optimizer
+        return is_there and not is_in_backward()
+
     def run(
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         """Run an op, and record it if it is called in the module's own code."""
-        running = self._running[-1] if self._running else OUTSIDE
-        is_there = running == self._module and not self._num_in_optimizer
-        if not is_there or not is_overload(func) or is_in_backward():
+        if not self._is_watched() or not is_overload(func):
             return func(*args, **kwargs)
         arguments = dict(named_tensors([*args, kwargs] if kwargs else list(args)))
         producers = frozenset().union(
@@ -311,11 +382,6 @@ class OpProbe:
         if _is_data_movement(func):
             result = func(*args, **kwargs)
             self._remember(result, producers)
-            if _is_collective(func) and len(producers) == 1:
-                point, source = self._points[min(producers)], read_stack(sys._getframe(2)).source
-                for _, tensor in named_tensors(result):
-                    self._communicated[_address(tensor)] = point, source
-                self._communicated.pop(None, None)
             if op_packet(func).__name__ in _ALLOCATIONS:
                 self._unwritten.update(_address(tensor) for _, tensor in named_tensors(result))
                 self._unwritten.discard(None)
@@ -427,6 +493,9 @@ class BackwardProbe:
     def read(self, _: object, __: object) -> None:
         """Unused: gradients are read when backward has ended."""
 
+    def after_collective(self, kind: str, inputs: object, outputs: object) -> None:
+        """Unused: gradients are read when backward has ended."""
+
 
 @final
 class _OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -452,12 +521,8 @@ def _address(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage().data_ptr()
 
 
-def _is_collective(func: OpOverload) -> bool:
-    return "c10d" in func.namespace
-
-
 def _is_data_movement(func: OpOverload) -> bool:
-    return _is_collective(func) or op_packet(func).__name__ in _DATA_MOVEMENT
+    return "c10d" in func.namespace or op_packet(func).__name__ in _DATA_MOVEMENT
 
 
 @final

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from shardscope.numerics import find_rms, measure, to_fp64_on_cpu
-from shardscope.parallel.equivalence import UPDATED, TensorComparison
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,
@@ -213,6 +213,27 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
         )
 
 
+def find_scaling(result: StepResult) -> float | None:
+    """The factor by which a step multiplies all gradients after backward; None if there is none."""
+    ratios = [
+        find_median_ratio(to_fp64_on_cpu(result.gradients[name]), to_fp64_on_cpu(raw))
+        for name, raw in result.raw_gradients.items()
+        if name in result.gradients and bool(raw.any())
+    ]
+    ratio = ratios[0] if ratios else None
+    if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
+        return None
+    is_common = all(
+        other is not None and math.isclose(other, ratio, rel_tol=1e-4) for other in ratios
+    )
+    return ratio if is_common else None
+
+
+def is_scaled_by_hand(result: StepResult) -> bool:
+    """Whether a step multiplies all gradients by a factor after backward, as it clips them."""
+    return find_scaling(result) is not None
+
+
 def explain_clipping_by_hand(
     parity_result: ParityResult, gradients: Sequence[TensorComparison]
 ) -> Explanation | None:
@@ -220,17 +241,9 @@ def explain_clipping_by_hand(
 
     On each rank, all gradients are then off by one factor.
     """
-    reference = parity_result.reference
     known = [result for result in gradients if result.full and result.case.target is not None]
-    scaled = [
-        find_median_ratio(to_fp64_on_cpu(reference.gradients[name]), to_fp64_on_cpu(raw))
-        for name, raw in reference.raw_gradients.items()
-        if name in reference.gradients and bool(raw.any())
-    ]
-    single = scaled[0] if scaled else None
-    if single is None or math.isclose(single, 1.0, rel_tol=1e-6) or len(known) < 2:
-        return None
-    if not all(ratio is not None and math.isclose(ratio, single, rel_tol=1e-4) for ratio in scaled):
+    single = find_scaling(parity_result.reference)
+    if single is None or len(known) < 2:
         return None
     factors: list[float] = []
     for result in known:
