@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 RUNTIME := .venv/.runtime-installed
 INSTALLED := .venv/.development-installed
 
-.PHONY: demo test test-newest lint types unit dist docs examples gallery schema completion simulated-gpu web web-check browser clean
+.PHONY: demo test test-newest lint types unit dist docs examples gallery pictures schema completion simulated-gpu web web-check browser clean
 
 demo: $(RUNTIME)
 	$(BIN)/shardscope demo
@@ -59,6 +59,10 @@ examples: $(INSTALLED) browser
 # The recordings and pictures of the large models in the site's gallery; it takes minutes.
 gallery: $(INSTALLED) browser
 	OMP_NUM_THREADS=1 $(BIN)/python examples/regenerate.py gallery
+
+# The pictures of reports alone, after the page has changed.
+pictures: $(INSTALLED) browser
+	$(BIN)/python examples/regenerate.py pictures
 
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json

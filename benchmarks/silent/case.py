@@ -30,9 +30,9 @@ def is_buggy() -> bool:
 class Case:
     """A silent bug: where it was found, and what a tool should say about it.
 
-    `locations` are the names of modules or subjects that are right to blame, as patterns; a source
-    line of the function with the comment `# BUG` is always right. `causes` are the values of
-    `Suspect` that are right.
+    `locations` are the names of modules or subjects that are right to blame, as patterns; the
+    statement with the comment `# BUG` is always right, and so is its function unless that is an
+    entire step (see `scoring.py`). `causes` are the values of `Suspect` that are right.
     """
 
     source: str  # such as "torchtitan 179d9e100", or "classic"
@@ -53,11 +53,15 @@ def list_cases() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "__init__")
 
 
+def find_file(name: str) -> Path:
+    """The program of a case."""
+    return _FOLDER / f"{name}.py"
+
+
 def load_case(name: str, *, is_buggy: bool) -> ModuleType:
     """Import the program of a case in one variant; the module is a new one each time."""
     variant = "buggy" if is_buggy else "corrected"
-    path = _FOLDER / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"silent_{name}_{variant}", path)
+    spec = importlib.util.spec_from_file_location(f"silent_{name}_{variant}", find_file(name))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -70,8 +70,11 @@ def test_a_committed_recording_is_what_its_command_gives(
         assert kinds == committed_kinds
 
 
-def test_the_screenshot_is_of_the_current_report() -> None:
-    assert SCRIPT.hash_report() in SCRIPT.SCREENSHOT.read_bytes(), "run make examples"
+def test_the_screenshot_shows_the_text_of_the_current_report() -> None:
+    """Not its colours and sizes: `make pictures` is run by hand when the page looks different."""
+    with SCRIPT.open_report(SCRIPT.SHOWN) as page:
+        text = page.inner_text("body")
+    assert SCRIPT.read_text(SCRIPT.SCREENSHOT.read_bytes()) == text, "run make pictures"
 
 
 def test_every_recording_is_small_has_a_command_and_names_no_machine() -> None:

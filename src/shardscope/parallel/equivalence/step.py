@@ -17,6 +17,7 @@ from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
     RAW,
     REDUCED,
     Key,
@@ -72,6 +73,9 @@ class StepResult:
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
+    clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -326,6 +330,9 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=_find_squares(gradients) if task.training is not None else {},
+        raw_squares=_find_squares(training.tables.get(RAW, {})),
+        reduced_squares=_find_squares(training.tables.get(REDUCED, {})),
+        clipped_squares=_find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,

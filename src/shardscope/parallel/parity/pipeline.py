@@ -619,7 +619,10 @@ def _other_moments(
         runs.precision,
     )
     raw_ranks = [_take_raw(rank) for rank in ranks]
-    reduced_ranks = [replace(rank, gradients=rank.reduced_gradients) for rank in ranks]
+    reduced_ranks = [
+        replace(rank, gradients=rank.reduced_gradients, local_squares=rank.reduced_squares)
+        for rank in ranks
+    ]
     yield raw_runs, reduced_ranks
     yield raw_runs, raw_ranks
     yield runs, reduced_ranks
@@ -628,7 +631,7 @@ def _other_moments(
 
 
 def _take_raw(result: StepResult) -> StepResult:
-    return replace(result, gradients=result.raw_gradients)
+    return replace(result, gradients=result.raw_gradients, local_squares=result.raw_squares)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:
