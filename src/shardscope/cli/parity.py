@@ -61,7 +61,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 @program_options(
     "num_nodes",
     "num_per_node",
-    target_only=("mesh", "processes", "batch_axes", "batch_dim", "precision", "seed"),
+    target_only=("mesh", "processes", "batch_axes", "precision", "seed"),
 )
 @click.option(
     "--single-args",
@@ -87,14 +87,15 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     type=int,
     default=0,
     show_default=True,
-    help="Dim of the batch's tensors that is sharded over the batch axes.",
+    help="Dim of the batch's tensors that is sharded over the batch axes; of a program, the dim of "
+    "samples.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Training steps to compare, if TARGET defines train_step().",
+    help="Training steps to compare: of a program, or if TARGET defines train_step().",
 )
 @click.option(
     "--precision",
@@ -135,14 +136,14 @@ def command(
     and the updated parameters. The ranks run parallel_train_step if there is one; a step with a
     fourth parameter gets the device mesh, which is None on the single device.
 
-    A training program after -- runs as it is: all its ranks as processes of this machine, until its
-    first step has computed gradients. Then it runs as a single process, whose model gets the same
-    weights and is called with the inputs of each rank. Its loss, clipping and optimizer are not
-    compared.
+    A training program after -- runs as it is: all its ranks as processes of this machine, then a
+    single process, which gets the weights of the ranks and the samples of all of them, and takes
+    the same number of steps. Compared are losses, gradients, clipping, the optimizer's settings and
+    state, and updated parameters; of the first step also what the model returns.
     """
     if program is not None:
         destination = Destination(program.name, output, force=force)
-        recording = _compare_ranks(program, shlex.split(single_args))
+        recording = _compare_ranks(program, shlex.split(single_args), steps, batch_dim)
         destination.finish(recording, render_summary(recording))
         ctx.exit(exit_code(recording, is_strict=strict))
     if single_args:
@@ -166,7 +167,9 @@ def command(
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Recording:
+def _compare_ranks(
+    program: LaunchedProgram, single_args: Sequence[str], steps: int, batch_dim: int
+) -> Recording:
     """Compare the ranks of a program with a single process, and show which processes have ended."""
     with show_progress(f"comparing {program.program.script}") as report:
         return compare_program(
@@ -174,6 +177,8 @@ def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Reco
             num_nodes=program.num_nodes,
             num_per_node=program.num_per_node,
             single_args=single_args,
+            num_steps=steps,
+            batch_dim=batch_dim,
             on_event=lambda event: report(f"rank {event.job.rank}, {event.job.instrument}"),
         )
 

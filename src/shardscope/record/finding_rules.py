@@ -364,6 +364,16 @@ _RULES = {
             "which of the two is right.",
         ),
         (
+            "parity-same-samples",
+            _NOTE,
+            "Ranks that average their gradients are trained on the same samples.",
+        ),
+        (
+            "parity-own-numbers",
+            _NOTE,
+            "A number that the program reads is that of a rank's own samples.",
+        ),
+        (
             "parity-noisy",
             _NOTE,
             "An output changes so much with the last place of the weights that almost any result "

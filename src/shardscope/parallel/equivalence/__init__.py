@@ -57,8 +57,11 @@ from shardscope.parallel.equivalence.step import (
     call_model,
     default_loss,
     execute,
+    find_squares,
     find_stages,
+    gather_result,
     is_cleared,
+    keep_local,
     shard_batch,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
@@ -70,18 +73,23 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
+    RAW,
     UPDATED,
     Key,
     Table,
     Training,
+    TrainingRecorder,
     TrainingValues,
     TrainStep,
 )
 
 __all__ = [
     "AS_IT_IS",
+    "CLIPPED",
     "MARKED",
     "OF_A_RANK",
+    "RAW",
     "UPDATED",
     "Case",
     "Key",
@@ -101,6 +109,7 @@ __all__ = [
     "TracedWeights",
     "TrainStep",
     "Training",
+    "TrainingRecorder",
     "TrainingValues",
     "Variant",
     "as_model",
@@ -113,9 +122,12 @@ __all__ = [
     "draws_numbers",
     "drop_extra_calls",
     "execute",
+    "find_squares",
     "find_stages",
+    "gather_result",
     "is_cleared",
     "is_unclear",
+    "keep_local",
     "make_cases",
     "name_dtype",
     "named_buffers",

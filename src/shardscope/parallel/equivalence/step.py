@@ -195,7 +195,7 @@ GatherFull = Callable[[Tensors], Tensors]
 _SEPARATOR = "\0"  # in no path
 
 
-def _keep_local(tensors: Tensors) -> Tensors:
+def keep_local(tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -232,7 +232,7 @@ def execute(
     task: Task,
     *,
     names: OriginalNames | None = None,
-    gather: GatherFull = _keep_local,
+    gather: GatherFull = keep_local,
     probed: ProbedStep | None = None,
     optimizer: object = None,
     mesh: Any = None,
@@ -321,7 +321,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    full = gather_result(run.gather, outputs, gradients, buffers, training)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -329,10 +329,10 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
-        local_squares=_find_squares(gradients) if task.training is not None else {},
-        raw_squares=_find_squares(training.tables.get(RAW, {})),
-        reduced_squares=_find_squares(training.tables.get(REDUCED, {})),
-        clipped_squares=_find_squares(training.tables.get(CLIPPED, {})),
+        local_squares=find_squares(gradients) if task.training is not None else {},
+        raw_squares=find_squares(training.tables.get(RAW, {})),
+        reduced_squares=find_squares(training.tables.get(REDUCED, {})),
+        clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
@@ -359,7 +359,7 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {
@@ -369,7 +369,7 @@ def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     }
 
 
-def _gather_all(
+def gather_result(
     gather: GatherFull,
     outputs: dict[str, torch.Tensor],
     gradients: dict[str, torch.Tensor],

@@ -118,12 +118,22 @@ class TrainingValues:
 
 @final
 class TrainingRecorder:
-    """Records the steps of one rank. `trainer` is an object whose counters are recorded, too."""
+    """Records the steps of one rank. `trainer` is an object whose counters are recorded, too.
 
-    def __init__(self, model: nn.Module, names: OriginalNames, trainer: object = None) -> None:
+    `on_gradients` is called when the gradients of a step were copied, before they are clipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: OriginalNames,
+        trainer: object = None,
+        on_gradients: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model = model
         self._names = names
         self._trainer = trainer
+        self._on_gradients = on_gradients
         self._optimizers: dict[int, Optimizer] = {}
         self._held: dict[str, torch.Tensor] = {}  # parameters when an optimizer stepped
         self._depth = 0  # of calls of modules
@@ -164,8 +174,8 @@ class TrainingRecorder:
         values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
-        values.tables[UPDATED] = _copy_all(self._parameters())
-        self._read_states()
+        if UPDATED not in values.tables:
+            self.read_updated()
         after = dict(self._read_counters())
         for name, value in after.items():
             values.add_scalar((TensorKind.COUNTER, name), torch.tensor(value, dtype=torch.float64))
@@ -180,6 +190,12 @@ class TrainingRecorder:
             )
         self._begin()
         return values
+
+    def read_updated(self) -> TrainingValues:
+        """Copy the parameters and the optimizer's state, and return what the step has so far."""
+        self._values.tables[UPDATED] = _copy_all(self._parameters())
+        self._read_states()
+        return self._values
 
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the losses that backward starts at."""
@@ -275,6 +291,7 @@ class TrainingRecorder:
     def _read_gradients(self) -> None:
         self._has_new_gradients = False
         self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
+        self._on_gradients()
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
         """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""

@@ -83,7 +83,7 @@ class EagerVersion:
         """Run as one rank: copy the model, shard the copy, call it. The result of each step."""
         model_copy = copy_model(self.model)
         task = self._shard_task(mesh)
-        gather = _Gatherer()
+        gather = Gatherer()
         seed_generators(task.seed)
         with variant.applied(model_copy, task) as applied:
             names = OriginalNames(
@@ -187,7 +187,7 @@ def _find_changed(
 
 
 @final
-class _Gatherer:
+class Gatherer:
     """Gathers DTensors into full tensors; every rank calls it, perhaps with different names.
 
     It has its own process group, so that a collective that the program left unfinished is not
