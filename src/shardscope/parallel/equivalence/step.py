@@ -20,6 +20,7 @@ from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
     CLIPPED,
     RAW,
+    REDUCED,
     Key,
     Table,
     Training,
@@ -48,7 +49,8 @@ class StepResult:
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
-    `raw_gradients` the gradients as backward left them there, before the program could change them.
+    `raw_gradients` the gradients as backward left them there, before the program could change them,
+    and `reduced_gradients` those as the last collective left them that the program called itself.
     `declared` has the types of tensors that were not gathered, where placements or annotations give
     them: of snapshots, by their names, and of the others, by kind and name.
     """
@@ -72,9 +74,11 @@ class StepResult:
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
     declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
@@ -337,6 +341,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=find_squares(gradients) if task.training is not None else {},
         raw_squares=find_squares(training.tables.get(RAW, {})),
+        reduced_squares=find_squares(training.tables.get(REDUCED, {})),
         clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
         declared=declared,
@@ -407,7 +412,7 @@ def gather_result(
         ]
         for (kind, name), values in training.scalars.items()
     }
-    raw_gradients = tables.pop(RAW, {})
+    raw_gradients, reduced_gradients = tables.pop(RAW, {}), tables.pop(REDUCED, {})
     return StepResult(
         [
             (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
@@ -417,6 +422,7 @@ def gather_result(
         {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
         training=replace(training, tables=tables, scalars=scalars),
         raw_gradients=raw_gradients,
+        reduced_gradients=reduced_gradients,
     )
 
 

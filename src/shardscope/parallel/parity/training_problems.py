@@ -97,7 +97,8 @@ class TrainingProblems:
             "gradient that ranks hold as copies once.",
             phase=Phase.BACKWARD,
             names=(comparison.case.name,),
-            source=self._find_source(TensorKind.NORM, comparison.case.name),
+            source=self._result.find_collective(comparison)
+            or self._find_source(TensorKind.NORM, comparison.case.name),
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
@@ -282,7 +283,8 @@ class TrainingProblems:
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             cause = OWN_VALUES
-        source = self._find_source(result.case.kind, name) or self._find_reading(values)
+        source = self._result.find_collective(result)
+        source = source or self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
             f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "

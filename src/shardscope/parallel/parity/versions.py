@@ -288,6 +288,7 @@ def share_equal_tensors(
         groups = (
             result.gradients,
             result.raw_gradients,
+            result.reduced_gradients,
             result.buffers,
             result.parameters,
             result.snapshots,
