@@ -7,7 +7,7 @@ import { MAX_LINES } from "./virtual_rows";
 const LETTER_REM = 0.56; // width of a letter in a cell, on average
 const WIDE_REM = 0.08; // more for each of the first, as a short text may be all digits
 const MAX_WIDE = 16;
-const MARK_REM = 6; // of a badge or a number beside a text
+const MARK_REM = 3; // of a badge or a number beside a text
 const TITLE_LETTER_REM = 0.55; // width of a letter of a title
 const PADDING_REM = 1.8;
 const MAX_LETTERS = 90; // of a column whose texts are never cut off
