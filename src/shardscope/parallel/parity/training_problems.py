@@ -372,7 +372,7 @@ def _find_unsummed(
 ) -> Explanation | None:
     """Shards whose squares each rank leaves as they are, while it sums those of the others.
 
-    DTensors and plain tensors are told apart: a norm is complete for the former by itself.
+    DTensors are in other groups than plain tensors: their norm is complete by itself.
     """
     groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for result in gradients:
