@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Number
@@ -37,6 +37,7 @@ MakeOptimizer = Callable[[nn.Module], object]
 
 CLIPPED: Table = (TensorKind.CLIPPED, "")
 RAW: Table = (TensorKind.GRADIENT, "after backward")
+REDUCED: Table = (TensorKind.GRADIENT, "after collectives")
 UPDATED: Table = (TensorKind.UPDATED, "")
 _NORM: Key = (TensorKind.NORM, "gradient norm")
 _LOSS: Key = (TensorKind.LOSS, "loss")
@@ -76,12 +77,13 @@ def _takes_mesh(step: TrainStep) -> bool:
 class TrainingValues:
     """What was observed in one step beyond the calls of the model and the gradients.
 
-    `tables` has tensors of parameters by name: gradients as backward has left them, before they are
-    clipped, and as the optimizer gets them; each entry of its state, and the updated parameters.
-    `scalars` has single numbers in the order in
-    which they occurred: losses, norms, what the step returns, counters. `settings` maps settings
-    of the optimizer, such as lr, to their values by parameter; `sources` has the line behind a
-    scalar. `stale` names parameters that have a gradient, but are in no optimizer that stepped.
+    `tables` has tensors of parameters by name: gradients as backward has left them, as collectives
+    that the program calls after it have (where ranks are threads), before they are clipped, and as
+    the optimizer gets them; each entry of its state, and the updated parameters. `scalars` has
+    single numbers in the order in which they occurred: losses, norms, what the step returns,
+    counters. `settings` maps settings of the optimizer, such as lr, to their values by parameter;
+    `sources` has the line behind a scalar. `stale` names parameters that have a gradient, but are
+    in no optimizer that stepped.
     """
 
     tables: dict[Table, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class TrainingRecorder:
     def _begin(self) -> None:
         self._values = TrainingValues()
         self._has_new_gradients = True  # since they were last read
+        self._addresses: dict[int, str] | None = None  # of gradients that collectives may reduce
         self._stepped: set[int] = set()  # ids of parameters
         self._counters = dict(self._read_counters())
 
@@ -167,7 +170,8 @@ class TrainingRecorder:
             self._read_gradients()
         if not values.num_optimizer_steps:
             self._read_clipped()
-        values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
         if UPDATED not in values.tables:
@@ -207,6 +211,8 @@ class TrainingRecorder:
         """Copy the gradients: the program may change them by itself."""
         if not is_in_backward():
             self._values.tables[RAW] = _copy_all(self._gradients())
+            self._values.tables[REDUCED] = {}
+            self._addresses = None
 
     def before_clipping(self) -> None:
         """Copy the gradients, unless that was done since the last backward."""
@@ -248,6 +254,21 @@ class TrainingRecorder:
         if source is not None and _is_number(value):
             key = (TensorKind.REPORTED, f"{source.file}:{source.line}")
             self._add(key, torch.tensor(value, dtype=tensor.dtype), source)
+
+    def after_collective(self, kind: str, inputs: object, outputs: Sequence[torch.Tensor]) -> None:
+        """Copy the gradients that the program has reduced by itself, before it changes them."""
+        if self._depth or self._num_in_optimizer or is_in_backward():
+            return
+        reduced = self._values.tables.get(REDUCED)
+        if reduced is None:
+            return
+        gradients = self._gradients()
+        if self._addresses is None:
+            self._addresses = {_address(gradient): name for name, gradient in gradients.items()}
+        for tensor in outputs:
+            name = self._addresses.get(_address(tensor))
+            if name is not None and name in gradients:
+                reduced |= _copy_all({name: gradients[name]})
 
     def _add(self, key: Key, tensor: torch.Tensor, source: Source | None) -> None:
         self._values.add_scalar(key, tensor.detach().clone())
@@ -321,6 +342,11 @@ def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
         return parameter.grad
     main_grad = getattr(parameter, "main_grad", None)
     return main_grad if isinstance(main_grad, torch.Tensor) else None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.data_ptr()
 
 
 def _copy_all(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
