@@ -69,9 +69,9 @@ def test_a_right_program_trains_as_a_single_process_does(ways: str, kinds: set[T
             "parity-scaled",
             "The loss of every rank has 0.5 times the weight that it should",
         ),
-        ("fsdp+random+by_hand+bad_norm", "parity-clipping", "the ranks multiply them by"),
+        ("fsdp+random+by_hand+bad_norm", "parity-norm", "from its own shards only"),
         ("ddp+random+bad_clip", "parity-clipping", "rank 1 does not clip them"),
-        ("fsdp+random+bad_early", "parity-stale", "does not hold"),
+        ("fsdp+random+bad_early", "parity-stale", "holds none of the model's parameters"),
     ],
 )
 def test_a_silent_mistake_is_found(ways: str, rule: str, clause: str) -> None:

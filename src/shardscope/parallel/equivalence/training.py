@@ -170,8 +170,6 @@ class TrainingRecorder:
             self._read_gradients()
         if not values.num_optimizer_steps:
             self._read_clipped()
-        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
-        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
         if UPDATED not in values.tables:
@@ -182,20 +180,23 @@ class TrainingRecorder:
         values.changed = frozenset(
             name for name, value in after.items() if self._counters.get(name, 0) != value
         )
+        self._begin()
+        return values
+
+    def read_updated(self) -> TrainingValues:
+        """Copy the parameters and the optimizer's state, and return what the step has so far."""
+        values = self._values
+        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
+        values.tables[UPDATED] = _copy_all(self._parameters())
+        self._read_states()
         if self._stepped:
             values.stale = frozenset(
                 name
                 for name, parameter in self._parameters().items()
                 if _gradient_of(parameter) is not None and id(parameter) not in self._stepped
             )
-        self._begin()
         return values
-
-    def read_updated(self) -> TrainingValues:
-        """Copy the parameters and the optimizer's state, and return what the step has so far."""
-        self._values.tables[UPDATED] = _copy_all(self._parameters())
-        self._read_states()
-        return self._values
 
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the losses that backward starts at."""

@@ -9,6 +9,7 @@ and its gradients, averaged over ranks, with those of all ranks (`captured_parit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,6 +25,7 @@ from shardscope.parallel.parity.captured_data import (
     group_by_data,
     plan_data,
 )
+from shardscope.parallel.parity.evidence import find_median_ratio
 from shardscope.parallel.parity.probe import ModuleProbe
 
 Tensors = dict[str, torch.Tensor]
@@ -182,8 +184,27 @@ def plan_replay(
         steps[0].buffers,
         _find_axes(steps, members),
         plan_data(data, group_by_data(data), dim=batch_dim, use=use),
-        [result.gradients for result in steps[0].training.results],
+        [_choose_gradients(result) for result in steps[0].training.results],
     )
+
+
+def _choose_gradients(result: StepResult) -> Tensors:
+    """The gradients that a single process goes on with.
+
+    None if the program scales them by hand, which is compared: the single process does so too.
+    """
+    gradients, reduced = result.gradients, result.reduced_gradients
+    names = [name for name in gradients if name in reduced]
+    if all(torch.equal(gradients[name], reduced[name]) for name in names):
+        return gradients
+    # A GradScaler divides by a power of two.
+    for name in names:
+        if not bool(gradients[name].any()):
+            continue
+        ratio = find_median_ratio(gradients[name].double(), reduced[name].double())
+        if ratio is None or ratio <= 0 or not math.log2(ratio).is_integer():
+            return {}
+    return gradients
 
 
 def _has_same_inputs(a: CapturedStep, b: CapturedStep) -> bool:

@@ -20,6 +20,7 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.captured_data import DataUse, group_by_data, is_equal, sort_rows
 from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayPlan, Replays
+from shardscope.parallel.parity.pipeline import list_moments
 from shardscope.parallel.parity.recheck import accept_own_values, call_close
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import TOLERABLE, Gap, TensorKind
@@ -115,12 +116,8 @@ def compare_training(
         moved = perturbed_fp64.results[index] if perturbed_fp64 is not None and is_exact else None
         runs = Runs(reference.results[index], exact, ((perturbed.results[index], moved),))
         results = [rank.results[index] for rank in ranks]
-        cases = make_cases(
-            runs, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
-        )
-        steps.append(
-            [compare_case(case) for case in cases if not gaps or case.kind not in _OF_DATA]
-        )
+        comparisons = _compare_step(runs, results, mesh)
+        steps.append([r for r in comparisons if not gaps or r.case.kind not in _OF_DATA])
         references.append(reference.results[index])
         of_ranks.append(results)
     stages = find_stages(references[0].gradients, of_ranks[0])
@@ -132,6 +129,26 @@ def compare_training(
         for step, results in zip(accepted, of_ranks, strict=True)
     ]
     return TrainingComparison(accepted, references, of_ranks, gaps, has_data=not gaps)
+
+
+def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> list[TensorComparison]:
+    """The comparisons of a step; of gradients at the moment at which most agree."""
+
+    def compare(single: Runs, results: Sequence[StepResult]) -> list[TensorComparison]:
+        cases = make_cases(
+            single, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
+        )
+        return [compare_case(case) for case in cases]
+
+    def count_wrong(comparisons: Sequence[TensorComparison]) -> int:
+        return sum(r.case.kind is TensorKind.GRADIENT for r in list_wrong(comparisons))
+
+    first = compare(runs, ranks)
+    if not count_wrong(first):
+        return first
+    # Programs that reduce or clip gradients by hand do so before the optimizer gets them.
+    others = [compare(*moment) for moment in list_moments(runs, ranks)]
+    return min([first, *others], key=count_wrong)
 
 
 def _accept_own_loss(result: TensorComparison, ranks: Sequence[StepResult]) -> TensorComparison:
