@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
@@ -41,7 +41,7 @@ class TrainingComparison:
 
     steps: list[list[TensorComparison]]
     references: list[StepResult]
-    ranks: list[list[StepResult]]
+    ranks: list[Sequence[StepResult]]
     gaps: list[Gap]
     has_data: bool
 
@@ -110,16 +110,18 @@ def compare_training(
     )
     gaps = list(_find_data_gaps(ranks, plan, reference, num_steps))
     mesh = _find_mesh(ranks, plan)
-    steps, references, of_ranks = [], [], []
+    steps: list[list[TensorComparison]] = []
+    references: list[StepResult] = []
+    of_ranks: list[Sequence[StepResult]] = []
     for index in range(num_steps):
         exact = fp64.results[index] if fp64 is not None and is_exact else None
         moved = perturbed_fp64.results[index] if perturbed_fp64 is not None and is_exact else None
         runs = Runs(reference.results[index], exact, ((perturbed.results[index], moved),))
         results = [rank.results[index] for rank in ranks]
-        comparisons = _compare_step(runs, results, mesh)
-        steps.append([r for r in comparisons if not gaps or r.case.kind not in _OF_DATA])
-        references.append(reference.results[index])
-        of_ranks.append(results)
+        step = _compare_step(runs, results, mesh)
+        steps.append([r for r in step.comparisons if not gaps or r.case.kind not in _OF_DATA])
+        references.append(step.reference)
+        of_ranks.append(step.ranks)
     stages = find_stages(references[0].gradients, of_ranks[0])
     accepted = accept_own_values(
         steps, stages, plan.axes, [single.training for single in references]
@@ -131,24 +133,34 @@ def compare_training(
     return TrainingComparison(accepted, references, of_ranks, gaps, has_data=not gaps)
 
 
-def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> list[TensorComparison]:
+class _Step(NamedTuple):
+    """A step of the single process and of the ranks, with the comparisons of its tensors."""
+
+    comparisons: list[TensorComparison]
+    reference: StepResult
+    ranks: Sequence[StepResult]
+
+    @property
+    def num_wrong_gradients(self) -> int:
+        """The number of gradients that differ."""
+        return sum(r.case.kind is TensorKind.GRADIENT for r in list_wrong(self.comparisons))
+
+
+def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> _Step:
     """The comparisons of a step; of gradients at the moment at which most agree."""
 
-    def compare(single: Runs, results: Sequence[StepResult]) -> list[TensorComparison]:
+    def compare(single: Runs, results: Sequence[StepResult]) -> _Step:
         cases = make_cases(
             single, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
         )
-        return [compare_case(case) for case in cases]
-
-    def count_wrong(comparisons: Sequence[TensorComparison]) -> int:
-        return sum(r.case.kind is TensorKind.GRADIENT for r in list_wrong(comparisons))
+        return _Step([compare_case(case) for case in cases], single.reference, results)
 
     first = compare(runs, ranks)
-    if not count_wrong(first):
+    if not first.num_wrong_gradients:
         return first
     # Programs that reduce or clip gradients by hand do so before the optimizer gets them.
     others = [compare(*moment) for moment in list_moments(runs, ranks)]
-    return min([first, *others], key=count_wrong)
+    return min([first, *others], key=lambda step: step.num_wrong_gradients)
 
 
 def _accept_own_loss(result: TensorComparison, ranks: Sequence[StepResult]) -> TensorComparison:
