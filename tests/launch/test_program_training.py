@@ -42,7 +42,7 @@ def find_alarms(recording: Recording) -> list[Finding]:
         ("tp+random", OF_A_STEP),
         # As a single process, it takes twice as many micro-batches.
         ("ddp+random+global+sgd", OF_A_STEP),
-        ("zero+sharded+clipped", {*OF_A_STEP, TensorKind.NORM}),
+        ("zero+sharded+clipped+sgd", {*OF_A_STEP, TensorKind.NORM}),
     ],
 )
 def test_a_right_program_trains_as_a_single_process_does(ways: str, kinds: set[TensorKind]) -> None:

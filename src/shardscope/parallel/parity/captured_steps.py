@@ -23,10 +23,11 @@ from shardscope.parallel.parity.captured_data import (
     DataTensor,
     DataUse,
     group_by_data,
+    is_equal,
     plan_data,
 )
-from shardscope.parallel.parity.evidence import find_median_ratio
 from shardscope.parallel.parity.probe import ModuleProbe
+from shardscope.parallel.parity.scale_causes import find_scaling
 
 Tensors = dict[str, torch.Tensor]
 Constant = int | float | bool | str | None
@@ -184,27 +185,30 @@ def plan_replay(
         steps[0].buffers,
         _find_axes(steps, members),
         plan_data(data, group_by_data(data), dim=batch_dim, use=use),
-        [_choose_gradients(result) for result in steps[0].training.results],
+        [
+            _choose_gradients(results)
+            for results in zip(*(step.training.results for step in steps), strict=False)
+        ],
     )
 
 
-def _choose_gradients(result: StepResult) -> Tensors:
-    """The gradients that a single process goes on with.
+def _choose_gradients(ranks: Sequence[StepResult]) -> Tensors:
+    """The gradients that a single process goes on with, from the results of all ranks.
 
     None if the program scales them by hand, which is compared: the single process does so too.
     """
-    gradients, reduced = result.gradients, result.reduced_gradients
-    names = [name for name in gradients if name in reduced]
-    if all(torch.equal(gradients[name], reduced[name]) for name in names):
-        return gradients
+    result = ranks[0]
+    raw, gradients = result.raw_gradients, result.gradients
+    is_reduced_by_hand = any(
+        name in rank.raw_gradients and not is_equal(rank.raw_gradients[name], tensor)
+        for rank in ranks[1:]
+        for name, tensor in raw.items()
+    )
+    is_changed = any(name in raw and not is_equal(raw[name], gradients[name]) for name in gradients)
+    factor = find_scaling(result)
     # A GradScaler divides by a power of two.
-    for name in names:
-        if not bool(gradients[name].any()):
-            continue
-        ratio = find_median_ratio(gradients[name].double(), reduced[name].double())
-        if ratio is None or ratio <= 0 or not math.log2(ratio).is_integer():
-            return {}
-    return gradients
+    is_unscaled = factor is not None and factor > 0 and math.log2(factor).is_integer()
+    return gradients if is_reduced_by_hand or not is_changed or is_unscaled else {}
 
 
 def _has_same_inputs(a: CapturedStep, b: CapturedStep) -> bool:
