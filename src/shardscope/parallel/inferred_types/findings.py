@@ -161,7 +161,8 @@ class _Rules:
         for name in self._axes:
             for tensor in self._tensors:
                 axis = next(axis for axis in tensor.axes if axis.axis == name)
-                if axis.declared is not None and contradicts(axis.declared, axis.forward):
+                is_wrong = axis.agrees is False and (axis.declared, axis.forward) != ("P", "V")
+                if axis.declared is not None and is_wrong:
                     found.setdefault((name, axis.declared, axis.forward), []).append(tensor)
         for (name, declared, inferred), tensors in found.items():
             yield _make_finding(
@@ -170,17 +171,6 @@ class _Rules:
                 f"The tensor declares {declared} along {name}, and its values are {inferred}.",
                 "Declare what the values are, or reduce, gather or shard them as declared.",
             )
-
-
-def contradicts(declared: str, inferred: str) -> bool:
-    """Whether values of an inferred type cannot have the declared type."""
-    if declared in ("R", "I"):
-        return inferred in ("V", *_PARTIAL) or inferred.startswith("S(")
-    if declared == "P":
-        return inferred == "R" or inferred.startswith("S(")
-    if declared.startswith("S("):
-        return inferred in ("R", "P") or (inferred.startswith("S(") and inferred != declared)
-    return False
 
 
 def _is_declared_partial(axis: AxisTypes) -> bool:
