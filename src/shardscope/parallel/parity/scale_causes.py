@@ -46,20 +46,22 @@ def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
 
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     """The explanation of a tensor that is `ratio` times as large as it should be."""
-    for names, size in list_sizes(axes):
-        over = " and ".join(names)
-        if _is_near_number(ratio, size):
-            predicate = (
-                f"is {size} times as large as it should be, and {size} is the size of {over}"
-            )
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
-            )
-        if _is_near_number(1 / ratio if ratio else 0.0, size):
-            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
-            )
+    number = max(ratio, 1 / ratio) if ratio > 0 else 0.0
+    matching = [names for names, size in list_sizes(axes) if _is_near_number(number, size)]
+    if matching:
+        size, is_sum = round(number), ratio > 1
+        amount = (
+            f"{size} times as large as it should be" if is_sum else f"1/{size} of what it should be"
+        )
+        sizes = " and of ".join(" and ".join(names) for names in matching)
+        return Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            "",
+            matching[0] if len(matching) == 1 else (),  # otherwise it may be any of them
+            "sum" if is_sum else "mean",
+            ratio,
+            predicate=f"is {amount}, and {size} is the size of {sizes}",
+        )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 
@@ -254,7 +256,11 @@ def explain_contributions(
     known = [
         result
         for result in gradients
-        if result.full and all(result.case.name in part for part in parts)
+        if result.full
+        and all(
+            result.case.name in part and part[result.case.name].shape == result.full[0].shape
+            for part in parts
+        )
     ]
     if len(parts) < 2 or not known:
         return None
@@ -264,7 +270,10 @@ def explain_contributions(
     weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
     targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])
     right = torch.linalg.lstsq(matrix, targets.unsqueeze(1), driver="gelsd").solution.flatten()
-    rest = float((matrix @ weights - values).norm() / values.norm().clamp_min(1e-300))
+    rest = max(
+        float((matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300))
+        for factors, wanted in ((weights, values), (right, targets))
+    )
     factors = [float(a / b) for a, b in zip(weights, right, strict=True)]
     if rest > _MAX_REST or max(factors) - min(factors) < _MIN_SPREAD:
         return None

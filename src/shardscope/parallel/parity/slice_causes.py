@@ -14,6 +14,7 @@ from shardscope.record import Suspect
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
+_MAX_SAMPLES = 4096  # that are compared with each other
 
 
 def find_slices(evidence: Evidence) -> Iterator[Explanation]:
@@ -41,6 +42,36 @@ def find_slices(evidence: Evidence) -> Iterator[Explanation]:
                 f"{position} should be: a rank of {name} has another rank's shard",
                 (name,),
             )
+
+
+def find_repeated_samples(evidence: Evidence) -> Iterator[Explanation]:
+    """Samples that several ranks have, while others are on none."""
+    dim = evidence.case.batch_dim
+    target = evidence.target
+    if target.ndim < 2 or target.ndim <= dim or not 1 < target.shape[dim] <= _MAX_SAMPLES:
+        return
+    wanted = target.movedim(dim, 0).flatten(1)
+    counts = torch.zeros(len(wanted))
+    for shard in evidence.shards:
+        if shard.ndim != target.ndim:
+            return
+        rows = shard.movedim(dim, 0).flatten(1)
+        if rows.shape[1] != wanted.shape[1] or not len(rows):
+            return
+        nearest = torch.cdist(rows, wanted).argmin(1)
+        if not evidence.is_near(rows, wanted[nearest]):
+            return
+        counts += nearest.bincount(minlength=len(wanted))
+    num_missing = int((counts == 0).sum())
+    num_repeated = int((counts > counts.median().clamp(min=1)).sum())
+    if num_missing and num_repeated:
+        yield Explanation(
+            Suspect.WRONG_SLICE,
+            f"of {len(wanted)} samples {num_missing} are on no rank, and {num_repeated} are "
+            "repeated",
+            remedy="Divide one order of the samples over the ranks: shuffle with the same seed on "
+            "all of them, and give each rank the part of its own rank, as DistributedSampler does.",
+        )
 
 
 def find_slices_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
