@@ -128,6 +128,25 @@ def test_a_norm_of_the_own_shards_is_a_wrong_norm():
     assert "clip_grads_with_norm_" in read_line(finding)
 
 
+def scale_by_own_norm(model, batch, optimizer, mesh=None):
+    x, y = batch
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    local = [
+        p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in model.parameters()
+    ]
+    norm = torch.stack([gradient.square().sum() for gradient in local]).sum().sqrt()
+    torch._foreach_mul_(local, 0.1 / norm)
+    optimizer.step()
+
+
+def test_a_norm_of_own_shards_is_recognized_where_gradients_are_scaled_by_hand():
+    even = {"inputs": (X[:6], Y[:6])}
+    finding = only_finding(compare(scale_by_own_norm, single_step=scale_by_own_norm, **even))
+    assert finding.rule == "parity-norm"
+    assert "computes it from its own shards only" in finding.fact
+
+
 def test_an_optimizer_made_before_sharding_holds_stale_parameters():
     def parallelize(model, mesh):
         optimizer = make_optimizer(model)

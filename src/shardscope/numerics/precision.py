@@ -186,14 +186,15 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, func: OpOverload, args: tuple[object, ...], kwargs: Kwargs) -> object:
         """Draw random numbers in the narrow dtype, and convert them to double precision."""
-        defaults = {argument.name: argument.default_value for argument in op_schema(func).arguments}
+        arguments = op_schema(func).arguments
+        # Ops that draw integers have a dtype of their own as the default.
+        names = {argument.name for argument in arguments if argument.default_value is None}
         first = args[0] if args else None
         if _written_arguments(func) and isinstance(first, Tensor):
             drawn = torch.empty_like(first, dtype=self._shrink(first.dtype))
             first.copy_(func(drawn, *args[1:], **kwargs))
             return first
-        # Those of randint and randperm are int64 by default.
-        if defaults.get("dtype", 0) is None and kwargs.get("dtype") is None:
+        if "dtype" in names and kwargs.get("dtype") is None:
             like = first.dtype if isinstance(first, Tensor) else None
             kwargs = {**kwargs, "dtype": self._default if like is None else self._shrink(like)}
         return map_leaves(_convert_argument_to_fp64, func(*args, **kwargs))

@@ -153,6 +153,8 @@ class TracedWeights:
                     gradients=rank_gradients,
                     raw_gradients=raw_gradients[index],
                     local_squares=_rename(rank.local_squares, origins),
+                    raw_squares=_rename(rank.raw_squares, origins),
+                    clipped_squares=_rename(rank.clipped_squares, origins),
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },

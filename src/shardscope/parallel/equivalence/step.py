@@ -18,6 +18,7 @@ from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
     RAW,
     Key,
     Table,
@@ -71,6 +72,8 @@ class StepResult:
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -327,6 +330,8 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         unhooked=unhooked,
         local_squares=_find_squares(gradients) if task.training is not None else {},
+        raw_squares=_find_squares(training.tables.get(RAW, {})),
+        clipped_squares=_find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,

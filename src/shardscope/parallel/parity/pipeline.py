@@ -646,7 +646,7 @@ def _other_moments(
 
 
 def _take_raw(result: StepResult) -> StepResult:
-    return replace(result, gradients=result.raw_gradients)
+    return replace(result, gradients=result.raw_gradients, local_squares=result.raw_squares)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

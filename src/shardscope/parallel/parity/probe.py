@@ -100,6 +100,7 @@ class ModuleProbe:
         self.numbers: dict[str, dict[str, float]] = {}  # unused: modules have no recorded arguments
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
+        self._passed: list[dict[str, torch.Tensor]] = []  # to running modules, before their hooks
         self._points: dict[int, list[ProbePoint]] = {}  # the points of a tensor, by its id
         self._producers: dict[Node, list[ProbePoint]] = {}  # by the autograd node of a tensor
         self._alive: list[torch.Tensor] = []  # keeps tensors alive, so that an id is not reused
@@ -114,6 +115,11 @@ class ModuleProbe:
                 known.add(id(module))
                 self.types.setdefault(name, type(module).__name__)
                 before_call, after_call = self._make_hooks(name)
+                handles.append(
+                    module.register_forward_pre_hook(
+                        self._before_hooks, with_kwargs=True, prepend=True
+                    )
+                )
                 handles.append(module.register_forward_pre_hook(before_call, with_kwargs=True))
                 handles.append(module.register_forward_hook(after_call))
         try:
@@ -122,13 +128,21 @@ class ModuleProbe:
             for handle in handles:
                 handle.remove()
             self._alive.clear()
+            self._passed.clear()
             self._points.clear()
             self._producers.clear()
+
+    def _before_hooks(
+        self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        if not is_in_backward():
+            self._passed.append(dict(named_tensors([*args, kwargs] if kwargs else list(args))))
 
     def _make_hooks(self, name: str) -> tuple[_BeforeCall, _AfterCall]:
         def before_call(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if is_in_backward():  # a checkpointed module is called again
                 return
+            passed = self._passed.pop()
             # A wrapper and the module it wraps have one name; only the wrapper is recorded.
             is_wrapped = bool(self._running) and self._running[-1] == name
             self._running.append(name)
@@ -137,7 +151,8 @@ class ModuleProbe:
             self.callers.setdefault(name, self._running[-2] if len(self._running) > 1 else None)
             call = self._num_calls.get(name, 0)
             for path, tensor in named_tensors([*args, kwargs] if kwargs else list(args)):
-                self._record(ProbePoint(Phase.FORWARD, Role.INPUT, name, call, path), tensor)
+                point = ProbePoint(Phase.FORWARD, Role.INPUT, name, call, path)
+                self._record(point, tensor, passed.get(path))
 
         def after_call(_: nn.Module, __: tuple[object, ...], output: object) -> None:
             if is_in_backward():
@@ -154,7 +169,14 @@ class ModuleProbe:
 
         return before_call, after_call
 
-    def _record(self, point: ProbePoint, tensor: torch.Tensor) -> None:
+    def _record(
+        self, point: ProbePoint, tensor: torch.Tensor, passed: torch.Tensor | None = None
+    ) -> None:
+        """Record a tensor and its gradient.
+
+        If hooks of the module turned the tensor that it was `passed` into this one, record the
+        gradient of that tensor: their backward may reduce it.
+        """
         points = self._points.setdefault(id(tensor), [])
         known = (
             self.snapshots[points[-1].encode()] if points and type(tensor) is torch.Tensor else None
@@ -170,8 +192,9 @@ class ModuleProbe:
             self._producers[tensor.grad_fn] = points
         if len(points) == 1:
             self._alive.append(tensor)
-            if tensor.requires_grad:
-                tensor.register_hook(self._make_gradient_hook(points))  # type: ignore[no-untyped-call]
+            source = tensor if passed is None or not passed.requires_grad else passed
+            if source.requires_grad:
+                source.register_hook(self._make_gradient_hook(points))  # type: ignore[no-untyped-call]
 
     def _find_origins(self, tensor: torch.Tensor) -> set[ProbePoint]:
         """The nearest points in autograd's graph that a tensor is computed from."""

@@ -190,11 +190,12 @@ class _Problems:
     def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
         """The problem that `num_known` of `num_wrong` gradients have in common."""
         facts = ["Outputs agree."]
+        is_missing = cause.suspect is Suspect.MISSING_REDUCTION
         names = [r.case.name for r in self._wrong if r.case.kind is TensorKind.GRADIENT]
         cause = self._find_lost_hook(cause, names)
         is_all = num_known == num_wrong
         count = f"{num_known} of {num_wrong} gradients"
-        if cause.suspect is Suspect.MISSING_REDUCTION and cause.axes:
+        if is_missing and cause.axes:
             subject = "No gradient is" if is_all else f"{count} are not"
             facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
         elif cause.predicate and is_all:

@@ -62,6 +62,8 @@ def find_repeated_samples(evidence: Evidence) -> Iterator[Explanation]:
         if not evidence.is_near(rows, wanted[nearest]):
             return
         counts += nearest.bincount(minlength=len(wanted))
+    if int(counts.sum()) % len(wanted):
+        return  # ranks have more or fewer samples together
     num_missing = int((counts == 0).sum())
     num_repeated = int((counts > counts.median().clamp(min=1)).sum())
     if num_missing and num_repeated:
