@@ -29,7 +29,6 @@ from shardscope.parallel.parity.scale_causes import (
 )
 from shardscope.parallel.parity.slice_causes import (
     find_order,
-    find_repeated_samples,
     find_shuffled_values,
     find_slices,
     find_slices_of_each_rank,
@@ -80,7 +79,6 @@ def explain(
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
     finders = (
         find_slices_of_each_rank,
-        find_repeated_samples,
         find_ratio_of_each_rank,
         find_ratio_of_each_row,
         find_shuffled_values,

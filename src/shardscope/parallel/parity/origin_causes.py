@@ -20,7 +20,7 @@ from shardscope.parallel.parity.reduction_causes import (
     explain_wrong_group,
 )
 from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
-from shardscope.parallel.parity.slice_causes import explain_fused
+from shardscope.parallel.parity.slice_causes import explain_fused, explain_repeated_samples
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 # Causes that apply to weights, which are loaded and not computed.
@@ -127,6 +127,7 @@ class OriginExplainer:
             self._explain_own_shard(origin),
             self._explain_attached_loss(origin),
             self.explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
+            self._explain_inputs(origin),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
         )
@@ -135,6 +136,12 @@ class OriginExplainer:
         if known is None and any(is_drawn):
             return draw
         return known or next((cause for cause in causes if cause.describe()), UNKNOWN)
+
+    @staticmethod
+    def _explain_inputs(origin: Origin) -> Explanation:
+        """The cause of wrong inputs of the model, which come from the program's data."""
+        is_of_model = origin.kind is OriginKind.INPUT and origin.module is None
+        return (explain_repeated_samples(origin.comparison) if is_of_model else None) or UNKNOWN
 
     def _explain_own_shard(self, origin: Origin) -> Explanation:
         """The cause of a gradient that comes only from each rank's own shard of the output."""

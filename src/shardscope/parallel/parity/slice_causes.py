@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from shardscope.numerics import NoiseFloor, find_rms
 from shardscope.parallel.equivalence import Layout, Order, TensorComparison, ranks_along
-from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
+from shardscope.parallel.parity.evidence import (
+    MAX_ELEMENTS,
+    Evidence,
+    shards_in_fp64,
+    target_in_fp64,
+)
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect
 
@@ -44,36 +50,33 @@ def find_slices(evidence: Evidence) -> Iterator[Explanation]:
             )
 
 
-def find_repeated_samples(evidence: Evidence) -> Iterator[Explanation]:
-    """Samples that several ranks have, while others are on none."""
-    dim = evidence.case.batch_dim
-    target = evidence.target
+def explain_repeated_samples(comparison: TensorComparison) -> Explanation | None:
+    """Recognize inputs of which several ranks have the same samples, while others are on none."""
+    case, dim = comparison.case, comparison.case.batch_dim
+    target, shards = target_in_fp64(case), shards_in_fp64(case)
     if target.ndim < 2 or target.ndim <= dim or not 1 < target.shape[dim] <= _MAX_SAMPLES:
-        return
+        return None
     wanted = target.movedim(dim, 0).flatten(1)
     counts = torch.zeros(len(wanted))
-    for shard in evidence.shards:
-        if shard.ndim != target.ndim:
-            return
-        rows = shard.movedim(dim, 0).flatten(1)
-        if rows.shape[1] != wanted.shape[1] or not len(rows):
-            return
+    for shard in shards:
+        rows = shard.movedim(dim, 0).flatten(1) if shard.ndim == target.ndim else shard[None]
+        if rows.shape[1:] != wanted.shape[1:] or not len(rows):
+            return None
         nearest = torch.cdist(rows, wanted).argmin(1)
-        if not evidence.is_near(rows, wanted[nearest]):
-            return
+        limit = case.floor or NoiseFloor(0.0, 0.0, find_rms(target), 0.0, 1.0)
+        if not limit.covers(rows, wanted[nearest]):
+            return None
         counts += nearest.bincount(minlength=len(wanted))
-    if int(counts.sum()) % len(wanted):
-        return  # ranks have more or fewer samples together
     num_missing = int((counts == 0).sum())
-    num_repeated = int((counts > counts.median().clamp(min=1)).sum())
-    if num_missing and num_repeated:
-        yield Explanation(
-            Suspect.WRONG_SLICE,
-            f"of {len(wanted)} samples {num_missing} are on no rank, and {num_repeated} are "
-            "repeated",
-            remedy="Divide one order of the samples over the ranks: shuffle with the same seed on "
-            "all of them, and give each rank the part of its own rank, as DistributedSampler does.",
-        )
+    num_repeated = int((counts > counts.mean()).sum())
+    if int(counts.sum()) % len(wanted) or not num_missing or not num_repeated:
+        return None
+    return Explanation(
+        Suspect.WRONG_SLICE,
+        f"of {len(wanted)} samples {num_missing} are on no rank, and {num_repeated} are repeated",
+        remedy="Divide one order of the samples over the ranks: shuffle with the same seed on all "
+        "of them, and give each rank the part of its own rank, as DistributedSampler does.",
+    )
 
 
 def find_slices_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
