@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.training_hooks import watch_training
-from shardscope.parallel.equivalence import OriginalNames, StepResult
+from shardscope.parallel.equivalence import Declared, OriginalNames, StepResult
 from shardscope.record import Source
 
 _SEPARATOR = "\0"  # in no name
@@ -29,6 +29,7 @@ class BackwardProbe:
 
     def __init__(self) -> None:
         self.snapshots: dict[str, torch.Tensor] = {}
+        self.declared: dict[str, Declared] = {}  # unused
         self.sources: dict[str, Source] = {}  # unused
         self.numbers: dict[str, dict[str, float]] = {}  # unused
         self._index = -1
@@ -80,6 +81,9 @@ class BackwardProbe:
         """Unused: gradients are recorded when they arrive."""
 
     def read(self, _: object, __: object) -> None:
+        """Unused: gradients are recorded when they arrive."""
+
+    def after_collective(self, kind: str, inputs: object, outputs: object) -> None:
         """Unused: gradients are recorded when they arrive."""
 
 

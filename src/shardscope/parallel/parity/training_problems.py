@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 from shardscope.numerics import to_fp64_on_cpu
-from shardscope.parallel.equivalence import StepResult, TensorComparison
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import (
@@ -97,15 +97,15 @@ class TrainingProblems:
             "gradient that ranks hold as copies once.",
             phase=Phase.BACKWARD,
             names=(comparison.case.name,),
-            source=self._find_source(TensorKind.NORM, comparison.case.name),
+            source=self._result.find_collective(comparison)
+            or self._find_source(TensorKind.NORM, comparison.case.name),
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
         names = [result.case.name for result in wrong]
         cause = self._explain_clipping()
-        what = (
-            "Gradients agree" if cause.suspect is Suspect.NORM else "Gradients and their norm agree"
-        )
+        has_norm = any(c.case.kind is TensorKind.NORM for c in self._result.comparisons)
+        what = "Gradients and their norm agree" if has_norm else "Gradients agree"
         fact = (
             f"{what} before clipping; after it {list_names(names)} "
             f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
@@ -245,7 +245,33 @@ class TrainingProblems:
                 remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
                 "such as that a gradient is not finite, over all ranks first.",
             )
-        return explain(updated[0], self._axes)
+        return self._explain_unchanged(updated) or explain(updated[0], self._axes)
+
+    def _explain_unchanged(self, updated: Sequence[TensorComparison]) -> Explanation | None:
+        """Which ranks leave parameters as they were that the single device changes."""
+        previous, reference = self._result.previous, self._result.reference
+        before = previous.training.tables.get(UPDATED, {}) if previous else reference.parameters
+        is_changed = {rank: False for result in updated for rank in range(len(result.full))}
+        for result in updated:
+            old = before.get(result.case.name)
+            if result.case.kind is not TensorKind.UPDATED or old is None or not result.full:
+                return None
+            fp64 = to_fp64_on_cpu(old)
+            if fp64.shape != _target(result).shape or torch.equal(fp64, _target(result)):
+                return None
+            for rank, full in enumerate(result.full_in_fp64()):
+                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_RTOL, atol=0.0)
+        unchanged = [rank for rank, changed in is_changed.items() if not changed]
+        if not unchanged:
+            return None
+        is_all = len(unchanged) == len(is_changed)
+        what = "it as it was" if len(updated) == 1 else "them as they were"
+        who = "the ranks leave" if is_all else f"rank {', '.join(map(str, unchanged))} leaves"
+        return Explanation(
+            Suspect.STALE,
+            f"{who} {what}, and the single device updates {'it' if len(updated) == 1 else 'them'}",
+            remedy="Update it on every rank that holds it, or broadcast it after the update.",
+        )
 
     def _describe_number(self, result: TensorComparison) -> Problem:
         cause = explain(result, self._axes)
@@ -257,7 +283,8 @@ class TrainingProblems:
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             cause = OWN_VALUES
-        source = self._find_source(result.case.kind, name) or self._find_reading(values)
+        source = self._result.find_collective(result)
+        source = source or self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
             f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "
