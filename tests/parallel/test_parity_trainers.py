@@ -176,30 +176,3 @@ def test_samples_that_ranks_shuffle_differently_are_found(is_right):
     [finding] = recording.findings
     assert (finding.subject, finding.rule) == ("the inputs of the model", "parity-wrong-slice")
     assert "are on no rank" in finding.fact
-
-
-def test_a_factor_that_is_the_size_of_several_axes_names_all_of_them():
-    def step(model, batch, optimizer):
-        (model(batch).square().mean() * 2).backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
-        optimizer.step()
-
-    def train_plainly(model, batch, optimizer):
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    torch.manual_seed(0)
-    recording = parity(
-        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)),
-        {"dp": 2, "tp": 2},
-        parallelize=lambda model, mesh: model,
-        inputs=X,
-        train_step=train_plainly,
-        parallel_train_step=step,
-        optimizer=make_optimizer,
-        batch_axes="dp",
-    )
-    [finding] = recording.findings
-    assert "2 is the size of dp and of tp" in finding.fact
-    assert finding.rule == "parity-double-reduction"

@@ -47,21 +47,20 @@ def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
 
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     """The explanation of a tensor that is `ratio` times as large as it should be."""
-    number = max(ratio, 1 / ratio) if ratio > 0 else 0.0
-    matching = [names for names, size in list_sizes(axes) if _is_near_number(number, size)]
-    if matching:
-        size, is_sum = round(number), ratio > 1
-        amount = (
-            f"{size} times as large as it should be" if is_sum else f"1/{size} of what it should be"
-        )
-        sizes = " and of ".join(" and ".join(names) for names in matching)
+    for names, size in list_sizes(axes):
+        is_large = _is_near_number(ratio, size)
+        if not is_large and not _is_near_number(1 / ratio if ratio else 0.0, size):
+            continue
+        same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        amount = f"{size} times as large as" if is_large else f"1/{size} of what"
+        named = ", or of ".join(same)
         return Explanation(
             Suspect.DOUBLE_REDUCTION,
             "",
-            matching[0] if len(matching) == 1 else (),  # otherwise it may be any of them
-            "sum" if is_sum else "mean",
+            names if len(same) == 1 else (),
+            "sum" if is_large else "mean",
             ratio,
-            predicate=f"is {amount}, and {size} is the size of {sizes}",
+            predicate=f"is {amount} it should be, and {size} is the size of {named}",
         )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
