@@ -72,7 +72,7 @@ def compare(parallelize, rank_step=train, batch_axes="dp"):
 
 
 @pytest.mark.parametrize("scale", [1 / NUM_MICRO, 1.0])
-def test_a_loss_inside_a_module_that_is_scaled_otherwise_is_told_from_the_models(scale):
+def test_a_loss_inside_a_module_has_to_be_divided_by_the_number_of_micro_batches(scale):
     def step(model, batch, optimizer):
         Attached.scale = scale
         for micro in batch.chunk(NUM_MICRO):
