@@ -128,7 +128,7 @@ def suggest_remedy(cause: Explanation, kind: OriginKind) -> str:
     """The remedy in a sentence or two; `kind` is the tensor that differs first."""
     if cause.remedy:
         return cause.remedy
-    over = " and ".join(cause.axes) or "the axis"
+    over = " and ".join(cause.axes) or "that axis"
     match cause.suspect:
         case Suspect.MISSING_REDUCTION:
             return _suggest_reduction(cause, kind, over)
@@ -220,6 +220,12 @@ def _suggest_single_reduction(cause: Explanation, kind: OriginKind, over: str) -
         return (
             f"Average gradients over {over} instead of summing them, or divide the loss by the "
             f"size of {over}."
+        )
+    if kind is OriginKind.GRADIENT_OF_PARAMETER and cause.ratio > 1:
+        return (
+            f"Reduce the gradient over {over} only once, or divide it by all ranks whose samples "
+            "it is summed over: FSDP of experts divides by its own mesh only, unless "
+            "set_gradient_divide_factor() says otherwise."
         )
     return (
         f"Reduce the gradient over {over} only once: the backward of an all_reduce from "

@@ -48,19 +48,20 @@ def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     """The explanation of a tensor that is `ratio` times as large as it should be."""
     for names, size in list_sizes(axes):
-        over = " and ".join(names)
-        if _is_near_number(ratio, size):
-            predicate = (
-                f"is {size} times as large as it should be, and {size} is the size of {over}"
-            )
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
-            )
-        if _is_near_number(1 / ratio if ratio else 0.0, size):
-            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
-            )
+        is_large = _is_near_number(ratio, size)
+        if not is_large and not _is_near_number(1 / ratio if ratio else 0.0, size):
+            continue
+        same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        amount = f"{size} times as large as" if is_large else f"1/{size} of what"
+        named = ", or of ".join(same)
+        return Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            "",
+            names if len(same) == 1 else (),
+            "sum" if is_large else "mean",
+            ratio,
+            predicate=f"is {amount} it should be, and {size} is the size of {named}",
+        )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 
@@ -322,7 +323,11 @@ def explain_contributions(
     known = [
         result
         for result in gradients
-        if result.full and all(result.case.name in part for part in parts)
+        if result.full
+        and all(
+            result.case.name in part and part[result.case.name].shape == result.full[0].shape
+            for part in parts
+        )
     ]
     if len(parts) < 2 or not known:
         return None
@@ -332,7 +337,10 @@ def explain_contributions(
     weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
     targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])
     right = torch.linalg.lstsq(matrix, targets.unsqueeze(1), driver="gelsd").solution.flatten()
-    rest = float((matrix @ weights - values).norm() / values.norm().clamp_min(1e-300))
+    rest = max(
+        float((matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300))
+        for factors, wanted in ((weights, values), (right, targets))
+    )
     factors = [float(a / b) for a, b in zip(weights, right, strict=True)]
     if rest > _MAX_REST or max(factors) - min(factors) < _MIN_SPREAD:
         return None
