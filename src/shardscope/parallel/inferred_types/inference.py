@@ -346,7 +346,7 @@ def _find_declared(
 
 
 def _rename_axes(types: Declared, sample: Sample, axes: Sequence[str]) -> dict[str, str]:
-    """Declared types by axis; the group of all ranks is the axis with all of them, if there is one."""
+    """Declared types by axis; the group of all ranks is the axis that has all, if one does."""
     sizes = zip(axes, sample.mesh.sizes, strict=True)
     of_all = [name for name, size in sizes if size == math.prod(sample.mesh.sizes)]
     named = dict(types)
