@@ -119,8 +119,8 @@ class Limit(Record, frozen=True, kw_only=True):
 
     def _find_problem(self) -> str:
         if self.figure is Figure.TYPES:
-            is_whole = self.tensor and self.types and self.least is None and self.most is None
-            return "" if is_whole else "needs a tensor and its types, and takes no number"
+            is_complete = self.tensor and self.types and self.least is None and self.most is None
+            return "" if is_complete else "needs a tensor and its types, and takes no number"
         if self.least is None and self.most is None:
             return "has neither a minimum nor a maximum. Give it one of them"
         bounds = [bound for bound in (self.least, self.most) if bound is not None]
