@@ -118,6 +118,7 @@ from shardscope.record.text import (
     replace_surrogates,
     sanitize_text,
 )
+from shardscope.record.value_records import RunComparison, RunDeviation, ValueKind, ValueSample
 
 __all__ = [
     "FINE",
@@ -179,6 +180,8 @@ __all__ = [
     "Record",
     "Recording",
     "Redistribute",
+    "RunComparison",
+    "RunDeviation",
     "RunInfo",
     "SegmentTable",
     "Severity",
@@ -199,6 +202,8 @@ __all__ = [
     "TensorKind",
     "TensorLayout",
     "TensorVerdict",
+    "ValueKind",
+    "ValueSample",
     "check_output",
     "compress_ranks",
     "count_ranks",
