@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
         self.scale = Scale()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +51,7 @@ class Scale(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale."""
-        return x * self.factor
+        return x * self.factor.to(x.dtype)
 
 
 class Model(nn.Module):
@@ -78,11 +79,10 @@ class LocalRows(nn.Module):
         rank = mesh.get_local_rank()
         shard = layer.weight.detach().chunk(mesh.size(), dim=1)[rank]
         self.weight = nn.Parameter(shard.clone())
-        self.bias = nn.Parameter(layer.bias.detach().clone() / mesh.size())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What this rank's columns add."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        return nn.functional.linear(x, self.weight)
 
 
 def parallelize(model: Model, layout: str, mistakes: list[str]) -> nn.Module:
@@ -121,7 +121,9 @@ def train(layout: str, *mistakes: str) -> Trace:
         model = model.bfloat16()
     is_data_parallel = layout.startswith(("ddp", "fsdp", "hsdp"))
     rank, size = (dist.get_rank(), dist.get_world_size()) if is_data_parallel else (0, 1)
-    wrapped = parallelize(model, layout, list(mistakes)) if layout.partition("_")[0] != "one" else model
+    wrapped = (
+        parallelize(model, layout, list(mistakes)) if layout.partition("_")[0] != "one" else model
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(2 if "seed" in mistakes else 1)
     with trace(wrapped, values=True) as t:
@@ -134,12 +136,15 @@ def train(layout: str, *mistakes: str) -> Trace:
             batch = tokens.chunk(size)[rank]
             optimizer.zero_grad()
             num_parts = 2 if "accumulate" in mistakes else 1
+            is_lost = "unsynchronized" in mistakes and step == 3
             for part in batch.chunk(num_parts):
-                logits = wrapped(part[:, :-1]).float()
-                loss = nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
-                (loss / num_parts).backward()
-            if "unreduced" in mistakes and rank == 0 and step == 2:
-                model.head.weight.grad.mul_(1.5)
+                with wrapped.no_sync() if is_lost else nullcontext():
+                    logits = wrapped(part[:, :-1]).float()
+                    loss = nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
+                    (loss / num_parts).backward()
+            if "scaled" in mistakes and step == 2:
+                for parameter in model.parameters():
+                    parameter.grad.mul_(2.0)
             if not layout.startswith("tp") and "unclipped" not in mistakes:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -86,8 +86,8 @@ def read_samples(values: Values) -> ValueSamples | None:
         isinstance(step, int) and step > 0 for step in steps
     ):
         raise TraceError(
-            f"trace() got values={values!r:.60}. Give True, a training step counted from 1, several "
-            "such as range(1, 11), or ValueSamples(steps=…, modules=…)."
+            f"trace() got values={values!r:.60}. Give True, a training step counted from 1, "
+            "several such as range(1, 11), or ValueSamples(steps=…, modules=…)."
         )
     return ValueSamples(steps=frozenset(steps))
 
@@ -220,7 +220,7 @@ class ValueSampler:
                 record = self._describe(gradient, kind, name, path=path, call=call)
                 self._add_cached(gradient, record)
 
-        tensor.register_hook(sample)
+        tensor.register_hook(sample)  # type: ignore[no-untyped-call]
 
     # ── What a step does outside its modules ─────────────────────────────────────────────────
 
@@ -260,7 +260,12 @@ class ValueSampler:
         self._has_stepped = True
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
-        """Other optimizers may follow: parameters are sampled when the step ends."""
+        """Sample the parameters that an optimizer has updated, and the buffers."""
+        if self._has_begun and self._samples.parameters and not is_in_backward():
+            with self._guarding("what an optimizer has updated"):
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                self._sample_parameters(ValueKind.UPDATED, own)
+                self._sample_buffers()
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
         """Values that the program reads are not sampled."""
@@ -274,13 +279,20 @@ class ValueSampler:
                 self._sampled.add((kind, id(parameter)))
                 self._add(gradient, self._describe(gradient, kind, name))
 
-    def _sample_parameters(self, kind: ValueKind) -> None:
+    def _sample_parameters(self, kind: ValueKind, only: set[int] | None = None) -> None:
         for name, parameter in self._list_parameters():
-            self._add(parameter, self._describe(parameter, kind, name))
+            if only is None or id(parameter) in only:
+                self._add_once(parameter, kind, name)
 
     def _sample_buffers(self) -> None:
         for name, buffer in self._list_tensors(own_buffers):
-            self._add(buffer, self._describe(buffer, ValueKind.BUFFER, name))
+            self._add_once(buffer, ValueKind.BUFFER, name)
+
+    def _add_once(self, tensor: torch.Tensor, kind: ValueKind, name: str) -> None:
+        """Add a sample of a parameter or buffer, unless this step has it already."""
+        if (kind, id(tensor)) not in self._sampled:
+            self._sampled.add((kind, id(tensor)))
+            self._add(tensor, self._describe(tensor, kind, name))
 
     def _list_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._list_tensors(own_parameters):
@@ -304,7 +316,9 @@ class ValueSampler:
         numbers: dict[str, dict[float, None]] = {}
         for group in optimizer.param_groups:
             for key in _SETTINGS:
-                for name, value in _list_numbers(f"{type(optimizer).__name__}.{key}", group.get(key)):
+                for name, value in _list_numbers(
+                    f"{type(optimizer).__name__}.{key}", group.get(key)
+                ):
                     if isinstance(value, torch.Tensor):
                         call = self._count_call(ValueKind.SETTING, name)
                         record = self._describe(value, ValueKind.SETTING, name, call=call)

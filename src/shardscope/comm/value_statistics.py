@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -116,17 +116,17 @@ def _widen(flat: torch.Tensor) -> torch.Tensor:
     return flat.to(torch.float32)
 
 
-def _copy_to_host(tensors: list[torch.Tensor]) -> list[list[float]] | list[int]:
-    """Stack the tensors of each device and copy them, with one wait per device."""
+def _copy_to_host(tensors: list[torch.Tensor]) -> list[Any]:
+    """The values of tensors of one shape as numbers or lists, with one wait per device."""
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
-    results: list[object] = [None] * len(tensors)
+    results: list[Any] = [None] * len(tensors)
     for indices in by_device.values():
         rows = torch.stack([tensors[index] for index in indices]).cpu().tolist()
         for index, row in zip(indices, rows, strict=True):
             results[index] = row
-    return results  # type: ignore[return-value]
+    return results
 
 
 def _combine(figures: list[list[float]], hashes: list[int]) -> Statistics:

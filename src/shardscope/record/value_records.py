@@ -61,7 +61,9 @@ class RunDeviation(Record, frozen=True, kw_only=True, gc=False):
     `norm_a` and `norm_b` are the Euclidean norms of the full tensor in each run, `sum_a` and
     `sum_b` the sums of its elements; None where the layout does not tell. `deviation` is relative
     to the norm, and `limit` is what rounding explains. `ratio` is the tensor in run B divided by
-    that in run A, if one factor explains both figures.
+    that in run A, if one factor explains both figures. `ranks` of the run `disagreeing_run`, A or
+    B, have another copy than the other ranks. `suspect` is an earlier module whose output is what
+    is wrong.
     """
 
     step: Natural
@@ -79,7 +81,9 @@ class RunDeviation(Record, frozen=True, kw_only=True, gc=False):
     limit: float | None = None
     ratio: float | None = None
     detail: str = ""
-    ranks: tuple[RankSpan, ...] = ()  # of run B or A that disagree with the others
+    ranks: tuple[RankSpan, ...] = ()
+    disagreeing_run: str = ""
+    suspect: str = ""
 
 
 class RunComparison(Record, frozen=True, kw_only=True, gc=False):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from msgspec.structs import replace
@@ -18,41 +16,38 @@ from shardscope.record import (
     RunDeviation,
     ValueKind,
     ValueSample,
-    compress_ranks,
-    format_ranks,
 )
 from shardscope.report.runs.full_values import FullValue, Reading, list_readings, merge_calls
-from shardscope.report.runs.noise_limits import NoiseLimits, find_roundoff, find_usual_rms
+from shardscope.report.runs.noise_limits import NoiseLimits, find_roundoff
 from shardscope.report.runs.run_causes import describe_difference, find_problems, has_random_numbers
+from shardscope.report.runs.tensor_comparison import (
+    AgreementTally,
+    Comparison,
+    list_losses,
+    make_deviation,
+    measure,
+    measure_numbers,
+    rank_comparison,
+    read_local,
+)
+from shardscope.report.runs.value_tables import (
+    Key,
+    find_order,
+    find_renumbered,
+    find_usual_rms,
+    flatten,
+    format_key,
+    format_steps,
+    is_within,
+    make_table,
+    read_layout,
+)
 
 _MAX_DEVIATIONS = 500
 _MAX_NAMED = 3
 _MATMUL_PRECISION = "unit roundoff of float32 matmul"
 _PARTIAL_KINDS = (ValueKind.OUTPUT, ValueKind.OUTPUT_GRADIENT, ValueKind.BUFFER)
 _PARAMETER_KINDS = (ValueKind.GRADIENT, ValueKind.CLIPPED)
-
-Key = tuple[ValueKind, str, str]
-"""Kind, name and path of a tensor that steps have."""
-Table = dict[int, dict[Key, dict[int, list[ValueSample]]]]
-"""Samples of all ranks by step, tensor and call."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two readings of a tensor, one from each run, and how they deviate."""
-
-    a: FullValue
-    b: FullValue
-    deviation: float
-    limit: float
-    disagreeing: tuple[int, ...] = ()
-    factor: float = 1.0  # by which the tensor of run B was divided
-    is_equal: bool = False  # bit for bit, on all ranks
-
-    @property
-    def is_fine(self) -> bool:
-        """Whether rounding explains the deviation, and copies agree."""
-        return self.deviation <= self.limit and not self.disagreeing
 
 
 def compare_values(
@@ -72,9 +67,7 @@ def compare_values(
     comparer = _Comparer(a, b, titles, tolerance)
     result = comparer.compare()
     run = replace(b.run, instruments=("compare",), skipped_checks=())
-    recording = Recording(
-        run=run, gaps=(*comparer.find_gaps(),), modules=b.modules, comparisons=(result,)
-    )
+    recording = Recording(run=run, gaps=(*comparer.find_gaps(),), comparisons=(result,))
     return replace(recording, findings=find_problems(result, a, b))
 
 
@@ -87,27 +80,29 @@ class _Comparer:
     ) -> None:
         self._a, self._b = a, b
         self._titles = titles
-        self._tables = _make_table(a, titles[0]), _make_table(b, titles[1])
+        self._tables = make_table(a, titles[0]), make_table(b, titles[1])
         self._limits = NoiseLimits(least=tolerance)
         self._steps = sorted(self._tables[0].keys() & self._tables[1].keys())
         if not self._steps:
             sides = (
-                f"{title} has {_format_steps(table)}"
+                f"{title} has {format_steps(table)}"
                 for title, table in zip(titles, self._tables, strict=True)
             )
             raise DiffError(
                 f"the runs have no sampled step in common: {'; '.join(sides)}. "
                 "Sample the same steps in both: trace(model, values=range(1, 11))."
             )
-        self._is_same_layout = _list_layout(a) == _list_layout(b)
-        self._renumbered = _find_renumbered(*self._tables)
+        self._is_same_layout = read_layout(a) == read_layout(b)
+        self._renumbered = find_renumbered(*self._tables)
         self._deviations: list[RunDeviation] = []
         self._agreed: list[str] = []
         self._gaps: dict[str, list[str]] = defaultdict(list)
         self._num_compared = self._num_equal = 0
         self._incomparable = ""
-        self._partial = ""  # the last output that agrees only as a sum of the ranks' tensors
+        # The module whose output, like those since, agrees only as a sum of the ranks' tensors.
+        self._partial = ""
         self._last_step = 0
+        self._usual_rms = 0.0  # of the gradients of parameters
         self._begin()
 
     def _begin(self) -> None:
@@ -116,7 +111,7 @@ class _Comparer:
         self._rates: list[float] = []
         self._is_scaled = True
         self._factor: float | None = None  # between gradients of outputs
-        self._tallies: dict[ValueKind, _Tally] = defaultdict(_Tally)
+        self._tally = AgreementTally()
 
     def compare(self) -> RunComparison:
         """Compare all steps up to the end of the first that deviates."""
@@ -125,6 +120,12 @@ class _Comparer:
             self._last_step = step
             if self._deviations or self._incomparable:
                 break
+        if not self._num_compared and not self._incomparable:
+            raise DiffError(
+                "the runs have no sampled tensor in common that can be compared: their modules "
+                "have other names, or ranks are missing. Name all recordings of the ranks of each "
+                "run, and give trace() the same model in both."
+            )
         kept = self._deviations[:_MAX_DEVIATIONS]
         return RunComparison(
             run_a=self._titles[0],
@@ -143,17 +144,14 @@ class _Comparer:
     def _compare_step(self, step: int) -> None:
         self._begin()
         self._limits.begin_step()
+        self._usual_rms = find_usual_rms(self._tables[0][step])
         tables = self._tables[0][step], self._tables[1][step]
-        num_before = len(self._deviations)
         for key in self._list_keys(tables):
             if not self._incomparable:
                 self._compare_key(step, key, tables[0][key], tables[1][key])
         self._limits.end_step()
-        for kind, tally in self._tallies.items():
-            if tally.num_fine:
-                self._agreed.append(tally.describe(step, kind))
-        if len(self._deviations) == num_before:
-            return
+        is_complete = not self._deviations and not self._incomparable
+        self._agreed.append(self._tally.describe(step, is_complete=is_complete))
 
     def _list_keys(self, tables: tuple[dict[Key, dict[int, list[ValueSample]]], ...]) -> list[Key]:
         """The tensors of both runs in the order of run A; those of one run only become gaps."""
@@ -164,14 +162,14 @@ class _Comparer:
         ):
             missing = [key for key in own if key not in others and key[1] not in self._renumbered]
             for kind, name, path in missing:
-                self._gaps[f"sampled in {title} only"].append(_format_key(kind, name, path))
+                self._gaps[f"sampled in {title} only"].append(format_key(kind, name, path))
         common = [key for key in first if key in second]
         for kind, name, path in common:
-            if _is_within(name, self._renumbered):
+            if is_within(name, self._renumbered):
                 fact = "modules of the same number are not the same in both runs"
-                self._gaps[fact].append(_format_key(kind, name, path))
-        kept = [key for key in common if not _is_within(key[1], self._renumbered)]
-        orders = {key: _find_order(first[key]) for key in kept}
+                self._gaps[fact].append(format_key(kind, name, path))
+        kept = [key for key in common if not is_within(key[1], self._renumbered)]
+        orders = {key: find_order(first[key]) for key in kept}
         return sorted(kept, key=lambda key: (key[0] is not ValueKind.WEIGHT, orders[key]))
 
     def _compare_key(
@@ -182,11 +180,11 @@ class _Comparer:
         calls_b: dict[int, list[ValueSample]],
     ) -> None:
         kind, name, _ = key
-        if kind is ValueKind.LOSS:
+        if kind is ValueKind.LOSS and not self._is_same_layout:
             self._compare_losses(step, key, calls_a, calls_b)
             return
         if kind is ValueKind.SETTING and name == _MATMUL_PRECISION:
-            for sample in (*_flatten(calls_a), *_flatten(calls_b)):
+            for sample in (*flatten(calls_a), *flatten(calls_b)):
                 self._limits.note_precision(sample.sum or 0.0)
             return
         results: list[tuple[int, Comparison | None]] = []
@@ -195,11 +193,9 @@ class _Comparer:
                 (call, self._compare_samples(kind, name, step, calls_a[call], calls_b[call]))
                 for call in calls_a
             ]
-        is_split = not results or any(
-            result is None or not result.is_fine for _, result in results
-        )
+        is_split = not results or any(result is None or not result.is_fine for _, result in results)
         if is_split and (len(calls_a) > 1 or len(calls_b) > 1):
-            sums = merge_calls(_flatten(calls_a)), merge_calls(_flatten(calls_b))
+            sums = merge_calls(flatten(calls_a)), merge_calls(flatten(calls_b))
             merged = self._compare_samples(kind, name, step, *sums)
             if not results or (merged is not None and merged.is_fine):
                 results = [(0, merged)]
@@ -218,12 +214,13 @@ class _Comparer:
         kind, name, path = key
         if result is None:
             fact = "their numbers of elements differ, or ranks are missing"
-            self._gaps[fact].append(_format_key(kind, name, path))
+            self._gaps[fact].append(format_key(kind, name, path))
             return
         self._num_compared += 1
         self._num_equal += result.is_equal
         if result.is_fine:
-            self._tallies[kind].add(result.deviation, result.limit, is_equal=result.is_equal)
+            if not self._deviations:
+                self._tally.add(key, result)
             self._learn(kind, name, result)
             return
         if not self._deviations and kind is ValueKind.OUTPUT and self._is_random(name):
@@ -238,10 +235,12 @@ class _Comparer:
             result.a,
             result.b,
             limit=result.limit,
-            samples=(_flatten(calls_a), _flatten(calls_b)),
+            samples=(flatten(calls_a), flatten(calls_b)),
             partial=blamed,
+            has_copies=any(result.disagreeing),
         )
-        self._deviations.append(_make_deviation(step, key, call, result, detail))
+        deviation = make_deviation(step, key, call, result, detail)
+        self._deviations.append(replace(deviation, suspect=blamed))
 
     def _is_random(self, name: str) -> bool:
         return has_random_numbers(name, self._a) or has_random_numbers(name, self._b)
@@ -250,8 +249,8 @@ class _Comparer:
         """Keep what later limits depend on, of a tensor that agrees."""
         norm, count = result.a.norm, result.a.num_elements
         if kind is ValueKind.OUTPUT:
-            partial = Reading.PARTIAL in (result.a.reading, result.b.reading)
-            self._partial = name if partial else ""
+            is_partial = Reading.PARTIAL in (result.a.reading, result.b.reading)
+            self._partial = (self._partial or name) if is_partial else ""
         if kind in (ValueKind.OUTPUT, ValueKind.OUTPUT_GRADIENT):
             self._limits.num_calls += 1
         if kind in _PARAMETER_KINDS and norm is not None:
@@ -264,7 +263,9 @@ class _Comparer:
             if kind is ValueKind.WEIGHT:
                 self._limits.end_step()
 
-    def _find_limit(self, kind: ValueKind, name: str, step: int, a: FullValue, b: FullValue) -> float:
+    def _find_limit(
+        self, kind: ValueKind, name: str, step: int, a: FullValue, b: FullValue
+    ) -> float:
         limits, dtypes = self._limits, (a.dtype, b.dtype)
         if kind is ValueKind.SETTING:
             return limits.for_setting()
@@ -278,8 +279,7 @@ class _Comparer:
             gradient = self._gradients.get(name)
             noise = 1.0
             if kind is ValueKind.UPDATED and gradient is not None:
-                usual = find_usual_rms(self._gradients.values())
-                noise = limits.find_gradient_noise(*gradient, usual)
+                noise = limits.find_gradient_noise(*gradient, self._usual_rms)
             return limits.for_updated(
                 count,
                 norm,
@@ -300,7 +300,7 @@ class _Comparer:
             abs(sample.sum or 0.0)
             for (kind, name, _), calls in self._tables[0][step].items()
             if kind is ValueKind.SETTING and name.endswith(".lr")
-            for sample in _flatten(calls)
+            for sample in flatten(calls)
         ]
         return max(rates, default=0.0)
 
@@ -328,7 +328,7 @@ class _Comparer:
             if a.num_elements == b.num_elements
             for factor in self._list_factors(kind, a, b)
         ]
-        best = min(pairs, key=_rank_comparison, default=None)
+        best = min(pairs, key=rank_comparison, default=None)
         if best is None:
             return by_rank
         if kind is ValueKind.OUTPUT_GRADIENT and self._factor is None:
@@ -354,9 +354,9 @@ class _Comparer:
             other = of_b[rank]
             if sample.local_shape != other.local_shape or sample.placements != other.placements:
                 return None
-            a, b = (_read_local(value) for value in (sample, other))
+            a, b = (read_local(value) for value in (sample, other))
             result = self._compare_full(kind, name, step, a, b)
-            is_equal &= bool(sample.hash) and sample.hash == other.hash
+            is_equal &= sample.hash == other.hash and sample.sum == other.sum
             if worst is None or result.deviation > worst.deviation:
                 worst = result
         if worst is None:
@@ -374,18 +374,18 @@ class _Comparer:
         factor: float = 1.0,
     ) -> Comparison:
         limit = self._find_limit(kind, name, step, a, b)
-        usual = 0.0
-        if kind in (*_PARAMETER_KINDS, ValueKind.OUTPUT_GRADIENT):
-            usual = find_usual_rms(self._gradients.values())
-        deviation = _measure(a, b, usual_rms=usual, factor=factor)
-        disagreeing = tuple(
-            rank
+        usual = self._usual_rms if kind in _PARAMETER_KINDS else 0.0
+        deviation = measure(a, b, usual_rms=usual, factor=factor)
+        of_a, of_b = (
+            tuple(
+                rank
+                for copy in full.copies
+                for rank in copy.ranks
+                if measure(full, copy, usual_rms=usual) > limit
+            )
             for full in (a, b)
-            for copy in full.copies
-            for rank in copy.ranks
-            if _measure(full, copy, usual_rms=usual) > limit
         )
-        return Comparison(a, b, deviation, limit, disagreeing, factor=factor)
+        return Comparison(a, b, deviation, limit, (of_a, of_b), factor=factor)
 
     def _list_factors(self, kind: ValueKind, a: FullValue, b: FullValue) -> tuple[float, ...]:
         """Factors between gradients of outputs: each rank's loss is a mean over its own batch.
@@ -407,19 +407,21 @@ class _Comparer:
     ) -> None:
         """Compare the loss, of which each rank may have the mean over its own batch."""
         limit = self._limits.for_computed(1)
-        losses = [list(_list_losses(calls)) for calls in (calls_a, calls_b)]
+        losses = [list(list_losses(calls)) for calls in (calls_a, calls_b)]
         pairs = [
-            (_measure_numbers(first, second), first, second)
+            (measure_numbers(first, second), first, second)
             for first in losses[0]
             for second in losses[1]
         ]
         if not pairs:
             return
         deviation, first, second = min(pairs)
-        if deviation > limit and not self._is_same_layout:
-            self._gaps["each rank has a loss of its own part of the batch"].append("the loss")
+        if deviation > limit:
+            if not self._deviations:
+                fact = "each rank has that of its own part of the batch"
+                self._gaps[fact].append(format_key(*key))
             return
-        dtype = next(_flatten(calls_a).__iter__()).dtype
+        dtype = flatten(calls_a)[0].dtype
         a, b = (
             FullValue(Reading.FULL, 1, number, number * number, abs(number), 0, dtype, ())
             for number in (first, second)
@@ -436,198 +438,3 @@ class _Comparer:
         for title, recording in zip(self._titles, (self._a, self._b), strict=True):
             for gap in recording.gaps:
                 yield Gap(place=gap.place, fact=f"{title}: {gap.fact}", is_loss=gap.is_loss)
-
-
-@dataclass
-class _Tally:
-    """How many tensors of a kind agree, and the largest share of its limit that one needs."""
-
-    num_fine: int = 0
-    num_equal: int = 0
-    largest: float = 0.0
-    limit: float = 0.0
-    _share: float = field(default=-1.0)
-
-    def add(self, deviation: float, limit: float, *, is_equal: bool) -> None:
-        """Count a tensor that agrees."""
-        self.num_fine += 1
-        self.num_equal += is_equal
-        share = deviation / limit if limit else 0.0
-        if share > self._share:
-            self._share, self.largest, self.limit = share, deviation, limit
-
-    def describe(self, step: int, kind: ValueKind) -> str:
-        """A sentence on the tensors of this kind."""
-        noun = _PLURALS[kind] if self.num_fine > 1 else kind.value.replace("_", " of an ")
-        facts = f"step {step}: {self.num_fine:,} {noun}"
-        if self.num_equal == self.num_fine:
-            return f"{facts}, equal bit for bit on each rank"
-        equal = f", {self.num_equal:,} of them bit for bit" if self.num_equal else ""
-        return f"{facts}{equal}; largest deviation {self.largest:.1e}, limit {self.limit:.1e}"
-
-
-_PLURALS = {
-    ValueKind.SETTING: "settings",
-    ValueKind.WEIGHT: "parameters before the step",
-    ValueKind.INPUT: "inputs",
-    ValueKind.OUTPUT: "outputs",
-    ValueKind.LOSS: "losses",
-    ValueKind.OUTPUT_GRADIENT: "gradients of outputs",
-    ValueKind.GRADIENT: "gradients of parameters",
-    ValueKind.CLIPPED: "clipped gradients",
-    ValueKind.BUFFER: "buffers",
-    ValueKind.UPDATED: "updated parameters",
-}
-
-
-def _make_table(recording: Recording, title: str) -> Table:
-    if not recording.values:
-        raise DiffError(
-            f"{title} has no sampled values. Record the run with trace(model, values=True), or "
-            "values=range(1, 11) for some steps."
-        )
-    table: Table = {}
-    for sample in sorted(recording.values, key=lambda sample: (sample.rank, sample.order)):
-        keys = table.setdefault(sample.step, {})
-        calls = keys.setdefault((sample.kind, sample.name, sample.path), {})
-        calls.setdefault(sample.call, []).append(sample)
-    return table
-
-
-def _format_steps(table: Table) -> str:
-    return f"step {format_ranks(compress_ranks(sorted(table)))}"
-
-
-def _list_layout(recording: Recording) -> object:
-    """What two runs of the same layout have in common: ranks and shapes of their tensors."""
-    steps = {sample.step for sample in recording.values}
-    shapes = {
-        (sample.rank, sample.name, sample.local_shape, sample.placements)
-        for sample in recording.values
-        if sample.step == min(steps) and sample.kind in (ValueKind.UPDATED, ValueKind.INPUT)
-    }
-    axes = tuple((axis.name, axis.size) for axis in recording.run.axes)
-    return recording.run.world_size, axes, frozenset(shapes)
-
-
-def _find_renumbered(a: Table, b: Table) -> frozenset[str]:
-    """Containers whose numbered children are fewer in one run, as experts of one rank are."""
-    children: list[dict[str, set[str]]] = []
-    for table in (a, b):
-        own: dict[str, set[str]] = defaultdict(set)
-        for keys in table.values():
-            for _, name, _ in keys:
-                parts = name.split(".")
-                for index, part in enumerate(parts):
-                    if part.isdecimal():
-                        own[".".join(parts[:index])].add(part)
-        children.append(own)
-    common = children[0].keys() & children[1].keys()
-    return frozenset(name for name in common if children[0][name] != children[1][name])
-
-
-def _is_within(name: str, containers: frozenset[str]) -> bool:
-    return any(
-        (not container or name.startswith(f"{container}."))
-        and name.removeprefix(container).lstrip(".").split(".")[0].isdecimal()
-        for container in containers
-    )
-
-
-def _find_order(calls: Mapping[int, Sequence[ValueSample]]) -> int:
-    return min(sample.order for samples in calls.values() for sample in samples)
-
-
-def _flatten(calls: Mapping[int, Iterable[ValueSample]]) -> list[ValueSample]:
-    return [sample for samples in calls.values() for sample in samples]
-
-
-def _format_key(kind: ValueKind, name: str, path: str) -> str:
-    where = f"{name or 'the model'}{f'[{path}]' if path else ''}"
-    return f"{kind.value.replace('_', ' ')} of {where}"
-
-
-def _read_local(sample: ValueSample) -> FullValue:
-    return FullValue(
-        reading=Reading.FULL,
-        num_elements=math.prod(sample.local_shape),
-        sum=sample.sum,
-        sum_squares=sample.sum_squares,
-        max_abs=sample.max_abs,
-        num_nonfinite=sample.num_nonfinite,
-        dtype=sample.dtype,
-        hashes=(sample.hash,),
-        ranks=(sample.rank,),
-    )
-
-
-def _rank_comparison(result: Comparison) -> tuple[bool, int, bool, float]:
-    """Fine ones first, then those in which ranks disagree, of which copies are the simplest."""
-    is_off = result.deviation > result.limit
-    is_weak = Reading.PARTIAL in (result.a.reading, result.b.reading)
-    return not result.is_fine, int(is_off), is_weak, result.deviation
-
-
-def _measure(a: FullValue, b: FullValue, *, usual_rms: float = 0.0, factor: float = 1.0) -> float:
-    """The deviation of norms or sums, whichever is larger, relative to the norm."""
-    if a.num_nonfinite != b.num_nonfinite:
-        return math.inf
-    count = max(1, a.num_elements)
-    scale = max(a.norm or 0.0, (b.norm or 0.0) / factor, usual_rms * math.sqrt(count))
-    if not scale:
-        scale = max(abs(a.sum or 0.0), abs(b.sum or 0.0) / factor)
-    if not scale:
-        return 0.0
-    deviations = [0.0]
-    if a.norm is not None and b.norm is not None:
-        deviations.append(abs(a.norm - b.norm / factor) / scale)
-    if a.sum is not None and b.sum is not None:
-        deviations.append(abs(a.sum - b.sum / factor) / (scale * math.sqrt(count)))
-    return max(deviations)
-
-
-def _list_losses(calls: Mapping[int, Sequence[ValueSample]]) -> Iterator[float]:
-    """The losses of a step: sums and means over ranks and over micro-batches."""
-    table = [[s.sum for s in samples if s.sum is not None] for samples in calls.values()]
-    if not table or not all(table):
-        return
-    means = [math.fsum(row) / len(row) for row in table]
-    sums = [math.fsum(row) for row in table]
-    for numbers in (means, sums):
-        yield math.fsum(numbers)
-        yield math.fsum(numbers) / len(numbers)
-
-
-def _measure_numbers(first: float, second: float) -> float:
-    scale = max(abs(first), abs(second))
-    return abs(first - second) / scale if scale else 0.0
-
-
-def _make_deviation(
-    step: int, key: Key, call: int, result: Comparison, detail: str
-) -> RunDeviation:
-    kind, name, path = key
-    a, b = result.a, result.b
-    ratio = None
-    if a.norm and b.norm and result.deviation > result.limit:
-        ratio = b.norm / a.norm
-        if a.sum and b.sum is not None and _measure(a, b, factor=ratio) > result.limit:
-            ratio = None
-    return RunDeviation(
-        step=step,
-        kind=kind,
-        name=name,
-        path=path,
-        call=call,
-        dtype=a.dtype if a.dtype == b.dtype else f"{a.dtype}, {b.dtype}",
-        num_elements=a.num_elements,
-        norm_a=a.norm,
-        norm_b=b.norm,
-        sum_a=a.sum,
-        sum_b=b.sum,
-        deviation=result.deviation if math.isfinite(result.deviation) else None,
-        limit=result.limit,
-        ratio=ratio,
-        detail=detail,
-        ranks=compress_ranks(sorted(set(result.disagreeing))),
-    )

@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from shardscope.record import Axis, ValueSample
+
+_MAX_COPIES = 4  # that differ, and are each tried as the right one
 
 
 class Reading(StrEnum):
@@ -104,9 +106,10 @@ def list_readings(
 
 
 def read_partial_sum(samples: Sequence[ValueSample]) -> FullValue | None:
-    """The full tensor if each rank has an addend of it; None if only one does."""
+    """The full tensor if each rank has an addend of it; None if all have the same."""
     units = list(_merge_meshes(samples))
-    return _read_partial(units) if len(units) > 1 else None
+    has_addends = len({unit.hashes for unit in units}) > 1
+    return _read_partial(units) if has_addends else None
 
 
 def _merge_meshes(samples: Sequence[ValueSample]) -> Iterator[FullValue]:
@@ -139,42 +142,40 @@ def _read_sample(sample: ValueSample, reading: Reading) -> FullValue:
 
 def _merge_mesh(members: Sequence[ValueSample]) -> FullValue | None:
     """A DTensor from the local tensors of its mesh; None if ranks are missing."""
-    placements = members[0].placements
-    copied = [placement == "Replicate" for placement in placements]
-    is_partial = any("Partial" in placement for placement in placements)
+    placements, shape = members[0].placements, members[0].shape
     if any("NormPartial" in placement for placement in placements):
         return None
     shards: dict[tuple[int, ...], FullValue] = {}
-    copies: list[FullValue] = []
+    copies: dict[tuple[int, ...], list[FullValue]] = defaultdict(list)
     for member in members:
-        place = tuple(c for c, is_copy in zip(member.coordinate, copied, strict=True) if not is_copy)
+        place = _find_place(member)
         value = _read_sample(member, Reading.FULL)
         if place not in shards:
             shards[place] = value
         elif value.hashes != shards[place].hashes:
-            copies.append(value)
+            copies[place].append(value)
     full = _combine(list(shards.values()), Reading.FULL)
-    has_shards = any("Shard" in placement for placement in placements)
-    if is_partial:
-        num_addends = 1 if has_shards else len(shards)
-        return replace(full, sum_squares=None, num_elements=full.num_elements // num_addends)
-    if full.num_elements != math.prod(members[0].shape):
+    if any("Partial" in placement for placement in placements):
+        has_shards = any("Shard" in placement for placement in placements)
+        num_elements = math.prod(shape) if has_shards else next(iter(shards.values())).num_elements
+        return replace(full, sum_squares=None, max_abs=None, num_elements=num_elements)
+    if full.num_elements != math.prod(shape):
         return None
-    if copies and len(shards) == 1:
-        return replace(full, copies=tuple(copies))
-    return replace(full, copies=tuple(_replace_shard(shards, copy, members) for copy in copies))
+    changed = (
+        replace(_combine([*(shards | {place: copy}).values()], Reading.FULL), ranks=copy.ranks)
+        for place, place_copies in copies.items()
+        for copy in place_copies
+    )
+    return replace(full, copies=tuple(changed))
 
 
-def _replace_shard(
-    shards: Mapping[tuple[int, ...], FullValue], copy: FullValue, members: Sequence[ValueSample]
-) -> FullValue:
-    """The full tensor with one shard from another rank that has a copy of that shard."""
-    own = next(member for member in members if member.rank == copy.ranks[0])
-    places = {member.rank: member.coordinate for member in members}
-    copied = [placement == "Replicate" for placement in own.placements]
-    place = tuple(c for c, is_copy in zip(places[own.rank], copied, strict=True) if not is_copy)
-    changed = [copy if key == place else shard for key, shard in shards.items()]
-    return replace(_combine(changed, Reading.FULL), ranks=copy.ranks)
+def _find_place(sample: ValueSample) -> tuple[int, ...]:
+    """Which shard or addend of a DTensor a rank has: the same for copies."""
+    return tuple(
+        index
+        for index, placement in zip(sample.coordinate, sample.placements, strict=True)
+        if placement != "Replicate"
+    )
 
 
 def _combine(parts: Sequence[FullValue], reading: Reading) -> FullValue:
@@ -194,13 +195,14 @@ def _combine(parts: Sequence[FullValue], reading: Reading) -> FullValue:
 
 
 def _read_copies(units: Sequence[FullValue]) -> Iterator[FullValue]:
-    """Each rank has all of it; what most ranks have counts, and the others disagree."""
+    """Each rank has all of it; where copies differ, the most common may be the right ones."""
     if len({unit.num_elements for unit in units}) > 1:
         return
-    common = Counter(unit.hashes for unit in units).most_common(1)[0][0]
-    first = next(unit for unit in units if unit.hashes == common)
-    differing = tuple(unit for unit in units if unit.hashes != common)
-    yield replace(first, reading=Reading.COPIES, copies=first.copies + differing)
+    counts = Counter(unit.hashes for unit in units)
+    for common, _ in counts.most_common(_MAX_COPIES):
+        first = next(unit for unit in units if unit.hashes == common)
+        differing = tuple(unit for unit in units if unit.hashes != common)
+        yield replace(first, reading=Reading.COPIES, copies=first.copies + differing)
 
 
 def _read_shards(units: Sequence[FullValue]) -> Iterator[FullValue]:

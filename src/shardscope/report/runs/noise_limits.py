@@ -17,7 +17,7 @@ of which the first term is the error of our own sums, in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -162,9 +162,3 @@ class NoiseLimits:
                 for update in self._updates
             )
             self.drift = min(_MAX_DRIFT, max(self.drift, math.sqrt(math.fsum(errors) / total)))
-
-
-def find_usual_rms(values: Iterable[tuple[float, int]]) -> float:
-    """The median root mean square of tensors, from their norms and numbers of elements."""
-    sizes = sorted(norm / math.sqrt(count) for norm, count in values if count and norm)
-    return sizes[len(sizes) // 2] if sizes else 0.0

@@ -19,8 +19,10 @@ from shardscope.record import (
     name_axis,
 )
 from shardscope.report.runs.full_values import FullValue, read_partial_sum
+from shardscope.report.runs.tensor_comparison import NOUNS
 
 _MAX_COLLECTIVES = 4
+_GRADIENTS = (ValueKind.GRADIENT, ValueKind.CLIPPED)
 
 
 def has_random_numbers(module: str, recording: Recording) -> bool:
@@ -38,15 +40,18 @@ def describe_difference(
     limit: float,
     samples: tuple[Sequence[ValueSample], Sequence[ValueSample]],
     partial: str = "",
+    has_copies: bool = False,
 ) -> str:
     """What relates two tensors that deviate, in a sentence; empty if nothing known does."""
     if a.num_nonfinite != b.num_nonfinite:
         return f"{a.num_nonfinite:,} nonfinite values in A, {b.num_nonfinite:,} in B"
     if partial:
         return (
-            f"the output of `{partial}` before it agrees only as the sum of the ranks' tensors, "
-            "which nothing has reduced"
+            f"before that, the output of `{partial}` agrees only as the sum of the ranks' tensors, "
+            "and nothing has reduced it"
         )
+    if has_copies and kind not in _GRADIENTS:
+        return ""
     for run, own, full in (("B", samples[1], a), ("A", samples[0], b)):
         addends = read_partial_sum(own)
         if addends is None or addends.num_elements != full.num_elements or addends.sum is None:
@@ -79,15 +84,43 @@ def find_problems(result: RunComparison, a: Recording, b: Recording) -> tuple[Fi
         facts.append(f"All gradients that deviate are off by the same factor, {factor:.4g}.")
     if hint := _compare_collectives(first, a, b):
         facts.append(hint)
-    rule, remedy = _choose_rule(first)
+    copies = _find_copies(result, first)
+    if copies is not None:
+        facts.append(
+            f"Rank {format_ranks(copies.ranks)} of run {copies.disagreeing_run} has another "
+            f"copy of {NOUNS[copies.kind]} `{copies.name}` than the others."
+        )
+    problem = "differs" if first.suspect else _choose_problem(copies or first)
+    remedy = REMEDIES[problem]
+    if first.suspect:
+        remedy = "Sum that output over the ranks before it is used."
+    elif copies is None and first.kind in _GRADIENTS and first.detail:
+        remedy = "Look for what keeps it from being reduced: no_sync(), or a hook that is lost."
     return (
         Finding(
-            rule=rule,
+            rule=f"run-{problem}",
             severity=Severity.ERROR,
-            subject=name_deviation(first),
+            subject=first.suspect or name_deviation(first),
             fact=" ".join(facts),
             remedy=remedy,
         ),
+    )
+
+
+def _find_copies(result: RunComparison, first: RunDeviation) -> RunDeviation | None:
+    """A buffer or parameter of the first module of which ranks have different copies."""
+    if first.kind is not ValueKind.OUTPUT:
+        return None
+    within = f"{first.name}." if first.name else ""
+    return next(
+        (
+            deviation
+            for deviation in result.deviations
+            if deviation.ranks
+            and deviation.name.startswith(within)
+            and deviation.kind in (ValueKind.BUFFER, ValueKind.UPDATED)
+        ),
+        None,
     )
 
 
@@ -96,29 +129,18 @@ def name_deviation(deviation: RunDeviation) -> str:
     name = deviation.name or "the model"
     path = f"[{deviation.path}]" if deviation.path else ""
     call = f", call {deviation.call}" if deviation.call else ""
-    kind = KIND_NAMES[deviation.kind]
+    kind = NOUNS[deviation.kind]
     return f"{name}{path}, {kind}{call}, step {deviation.step}"
 
 
-KIND_NAMES = {
-    ValueKind.SETTING: "setting",
-    ValueKind.WEIGHT: "parameter before the step",
-    ValueKind.INPUT: "input",
-    ValueKind.OUTPUT: "output",
-    ValueKind.LOSS: "loss",
-    ValueKind.OUTPUT_GRADIENT: "gradient of the output",
-    ValueKind.GRADIENT: "gradient",
-    ValueKind.CLIPPED: "clipped gradient",
-    ValueKind.BUFFER: "buffer",
-    ValueKind.UPDATED: "updated parameter",
-}
-
-
 def _describe_place(first: RunDeviation) -> str:
+    if first.suspect:
+        name = first.name or "the model"
+        return f"The output of `{name}` is the first to deviate, in step {first.step}."
     if first.ranks:
         return (
-            f"Rank {format_ranks(first.ranks)} has another copy than the other ranks, in step "
-            f"{first.step}."
+            f"Ranks disagree in step {first.step}: rank {format_ranks(first.ranks)} of run "
+            f"{first.disagreeing_run} has another copy than the others."
         )
     return f"It is the first tensor that deviates, in step {first.step}."
 
@@ -175,34 +197,25 @@ def _count_collectives(recording: Recording, module: str) -> Counter[tuple[str, 
     )
 
 
-def _choose_rule(first: RunDeviation) -> tuple[str, str]:
+def _choose_problem(first: RunDeviation) -> str:
     if first.ranks:
-        return (
-            "run-ranks-disagree",
-            "Initialize and update it in the same way on all ranks, or broadcast it from one.",
-        )
-    return _RULES.get(
-        first.kind,
-        (
-            "run-differs",
-            "Compare what both runs do in this module; shardscope parity locates the op, with the "
-            "model and this layout.",
-        ),
-    )
+        return "ranks-disagree"
+    return _PROBLEMS.get(first.kind, "differs")
 
 
-_RULES = {
-    ValueKind.INPUT: (
-        "run-inputs",
-        "Give both runs the same global batch: the same data, seed and order of samples.",
-    ),
-    ValueKind.WEIGHT: (
-        "run-weights",
-        "Start both runs from the same checkpoint or seed; if they diverge in earlier steps, "
-        "sample those.",
-    ),
-    ValueKind.SETTING: (
-        "run-setting",
-        "Set it to the same value in both runs; a schedule may count other steps.",
-    ),
+_PROBLEMS = {
+    ValueKind.INPUT: "inputs",
+    ValueKind.WEIGHT: "weights",
+    ValueKind.SETTING: "setting",
 }
+REMEDIES = {
+    "differs": "Compare what both runs do in this module; shardscope parity locates the op, with "
+    "the model and this layout. Random numbers, as of dropout, differ between layouts.",
+    "ranks-disagree": "Initialize and update it in the same way on all ranks, or broadcast it from "
+    "one.",
+    "inputs": "Give both runs the same global batch: the same data, seed and order of samples.",
+    "weights": "Start both runs from the same checkpoint or seed; if they diverge in earlier "
+    "steps, sample those.",
+    "setting": "Set it to the same value in both runs; a schedule may count other steps.",
+}
+"""What to do about the first deviation, by the end of its finding's rule."""
