@@ -251,12 +251,12 @@ class ValueSampler:
         """Sample the gradients that the optimizer gets, and its settings."""
         if self._has_begun:
             with self._guarding("what an optimizer gets"):
-                self._sample_settings(optimizer)
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 if self._samples.gradients:
                     self._sample_gradients(ValueKind.GRADIENT, own if is_in_backward() else None)
                     if self._is_clipped:
                         self._sample_gradients(ValueKind.CLIPPED, own)
+                self._sample_settings(optimizer)
         self._has_stepped = True
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
