@@ -27,6 +27,7 @@ from shardscope._torch.fake import is_fake
 from shardscope._torch.mesh import axis_names, describe_placements
 from shardscope._torch.module_calls import watch_results
 from shardscope._torch.modules import is_wrapper, own_buffers, own_parameters
+from shardscope._torch.storage import count_writes
 from shardscope._torch.training_hooks import unwatched, watch_training
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
@@ -388,7 +389,7 @@ class ValueSampler:
 
     def _add_cached(self, tensor: torch.Tensor, record: ValueSample) -> None:
         """Add a sample; a tensor that a module passes on unchanged is read once."""
-        version = 0 if tensor.is_inference() else tensor._version
+        version = count_writes(tensor)
         known = self._recent.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:
             if known[2] is not None:
