@@ -272,10 +272,12 @@ def _name_numbers(returned: Any, index: int) -> Named:
     """The numbers that a step returns, named by step and place."""
     leaves = [leaf for leaf in tree_flatten(returned)[0] if leaf is not None]
     tensors = [
-        leaf.detach().full_tensor() if isinstance(leaf, DTensor) else torch.as_tensor(leaf).detach()
-        for leaf in leaves
+        leaf.detach().full_tensor() if isinstance(leaf, DTensor) else leaf for leaf in leaves
     ]
-    return {f"{index}.{place}": tensor.double() for place, tensor in enumerate(tensors)}
+    return {
+        f"{index}.{place}": torch.as_tensor(tensor, dtype=torch.float64).detach()
+        for place, tensor in enumerate(tensors)
+    }
 
 
 def _collect(model: nn.Module, numbers: Named, full_name: Any) -> Result:

@@ -418,7 +418,7 @@ def total_norm(named: list[tuple[str, Tensor]], ranks: Ranks, mesh: DeviceMesh) 
 
 def plain_name(name: str) -> str:
     """The name of a parameter without the prefixes of wrappers."""
-    for prefix in ("module.", "_checkpoint_wrapped_module.", "_orig_mod."):
+    for prefix in ("_checkpoint_wrapped_module.", "_orig_mod.", "module."):
         name = name.replace(prefix, "")
     return re.sub(r"^parts\.\d+\.", "", name)
 

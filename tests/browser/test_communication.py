@@ -239,3 +239,32 @@ def test_a_simulated_run_is_drawn_in_order_and_spans_are_drawn_without_collectiv
     expect(region(page, "Phases")).to_contain_text("step")
     expect(region(page, "Timeline").get_by_role("button", name="Order")).to_have_count(0)
     expect(region(page, "All collectives")).to_have_count(0)
+
+
+def test_causes_and_lines_are_never_cut(open_page, large) -> None:
+    for width in (400, 1280, 2560):
+        page = open_page(large, "#/communication", width=width)
+        for table in ("causes", "collectives"):
+            texts = page.get_by_role("grid", name=table, exact=True).locator(
+                ".cell:has(.source-location) .clip, .cell .clip[title*='redistribution']"
+            )
+            expect(texts.first).to_be_attached()
+            cut = texts.evaluate_all(
+                "texts => texts.filter(text => text.scrollWidth > text.clientWidth)"
+                ".map(text => text.textContent)"
+            )
+            assert cut == [], (table, width)
+
+
+def test_totals_are_in_sight_on_a_phone(open_page, large) -> None:
+    page = open_page(large, "#/communication", width=400)
+    table = page.get_by_role("table", name="totals by mesh axis and kind")
+    num_axes, num_kinds = (
+        len({*getattr(large.communication.traffic, column)}) for column in ("axis", "kind")
+    )
+    assert num_kinds > num_axes
+    expect(table.get_by_role("columnheader")).to_have_count(1 + num_axes + 1)
+    for figure in table.get_by_role("button").all():
+        box = figure.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 400

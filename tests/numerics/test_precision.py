@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardscope.numerics import RandomRounding
+from shardscope.numerics import RandomRounding, fp64_mode
 from verdict_cases import numbers
 
 
@@ -102,3 +102,13 @@ def test_running_statistics_in_double_precision_are_updated_once():
     with RandomRounding(1):
         perturbed(x)
     torch.testing.assert_close(perturbed.running_mean, norm.running_mean, rtol=1e-12, atol=1e-12)
+
+
+def test_integers_that_are_drawn_stay_the_same_integers_in_double_precision():
+    torch.manual_seed(3)
+    plain = torch.randperm(7), torch.randint(9, (5,))
+    torch.manual_seed(3)
+    with fp64_mode(torch.float32):
+        drawn = torch.randperm(7), torch.randint(9, (5,))
+    assert all(map(torch.equal, plain, drawn))
+    assert drawn[0].dtype is torch.int64

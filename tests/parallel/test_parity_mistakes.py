@@ -896,6 +896,35 @@ def test_a_gradient_of_the_router_that_is_not_summed_is_found_at_its_output() ->
     assert recording.parity[0].divergences[0].phase is Phase.BACKWARD
 
 
+def test_a_gradient_that_a_hook_of_its_module_sums_is_not_blamed() -> None:
+    """The gate's gradient is partial too, and nothing sums it."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.gate = nn.Linear(DIM, DIM, bias=False), nn.Linear(DIM, 1)
+            self.down = nn.Linear(DIM, DIM, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            share = self.gate(x).sigmoid()
+            return self.down(self.up(x.roll(1, 0)).relu()) * share
+
+    def parallelize(model: nn.Sequential, mesh: Any) -> None:
+        group, gated = mesh.get_group(), model[1]
+        for layer, dim in ((gated.up, 0), (gated.down, 1)):
+            weight = layer.weight.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
+            layer.weight = nn.Parameter(weight.clone())
+        gated.up.register_forward_pre_hook(lambda _, inputs: (Copy.apply(inputs[0], group),))
+        gated.register_forward_hook(lambda _, __, y: Sum.apply(y, group))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(DIM, DIM), Gated())
+    inputs = torch.randn(12, DIM)
+    recording = check(parallelize, {"tp": 2}, model=model, inputs=inputs, loss=None)
+    fact = "that of the output of `1.gate`"
+    assert_divergence(recording, "1", Suspect.MISSING_REDUCTION, fact, "summed over tp they match")
+
+
 def test_an_expert_that_a_single_rank_has_is_compared_with_the_originals() -> None:
     def parallelize(model: Mixture, mesh: Any) -> None:
         expert_parallel(model, mesh, copy.deepcopy)

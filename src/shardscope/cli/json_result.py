@@ -41,6 +41,7 @@ _VIEWS = {
     "layouts": "sharding",
     "parity": "correctness",
     "runs": "correctness",
+    "types": "correctness",
     "parallel": "correctness",
     "coverage": "coverage",
     "compiler": "compiler",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
 from typing import Any, final
@@ -270,6 +270,11 @@ class ValueSampler:
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
         """Values that the program reads are not sampled."""
+
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """What collectives return is not sampled."""
 
     def _sample_gradients(self, kind: ValueKind, only: set[int] | None = None) -> None:
         for name, parameter in self._list_parameters():

@@ -186,7 +186,9 @@ class _Fp64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, func: OpOverload, args: tuple[object, ...], kwargs: Kwargs) -> object:
         """Draw random numbers in the narrow dtype, and convert them to double precision."""
-        names = {argument.name for argument in op_schema(func).arguments}
+        arguments = op_schema(func).arguments
+        # Ops that draw integers have a dtype of their own as the default.
+        names = {argument.name for argument in arguments if argument.default_value is None}
         first = args[0] if args else None
         if _written_arguments(func) and isinstance(first, Tensor):
             drawn = torch.empty_like(first, dtype=self._shrink(first.dtype))

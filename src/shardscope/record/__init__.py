@@ -111,6 +111,14 @@ from shardscope.record.sharding_records import (
     cut_stretches,
 )
 from shardscope.record.stream import StreamWriter
+from shardscope.record.tensor_types import (
+    ABSENT,
+    UNDECIDED,
+    AxisTypes,
+    InferredTypes,
+    TensorRole,
+    TensorTypes,
+)
 from shardscope.record.text import (
     SIMULATION_TIME,
     escape_controls,
@@ -121,15 +129,18 @@ from shardscope.record.text import (
 from shardscope.record.value_records import RunComparison, RunDeviation, ValueKind, ValueSample
 
 __all__ = [
+    "ABSENT",
     "FINE",
     "FORMAT",
     "NO_POSITION",
     "SCHEMA",
     "SIMULATION_TIME",
     "TOLERABLE",
+    "UNDECIDED",
     "Agreement",
     "AllocationTable",
     "Axis",
+    "AxisTypes",
     "BreakSite",
     "BucketReduce",
     "Call",
@@ -154,6 +165,7 @@ __all__ = [
     "GraphEnd",
     "GraphOp",
     "Group",
+    "InferredTypes",
     "Inserted",
     "Level",
     "Mark",
@@ -201,6 +213,8 @@ __all__ = [
     "SuspectOp",
     "TensorKind",
     "TensorLayout",
+    "TensorRole",
+    "TensorTypes",
     "TensorVerdict",
     "ValueKind",
     "ValueSample",

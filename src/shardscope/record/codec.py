@@ -182,11 +182,13 @@ def _list_module_names(recording: Recording) -> Iterator[str | None]:
     yield from (value.name for value in recording.values)
     for comparison in recording.comparisons:
         yield from (deviation.name for deviation in comparison.deviations)
+    for types in recording.types:
+        yield from (tensor.module for tensor in types.tensors)
 
 
 def _list_meshes(recording: Recording) -> Iterator[tuple[str, tuple[Axis, ...]]]:
     yield "$.run.axes", recording.run.axes
-    for field in ("coverage", "layouts", "parity", "parallel"):
+    for field in ("coverage", "layouts", "parity", "types", "parallel"):
         for index, record in enumerate(getattr(recording, field)):
             yield f"$.{field}[{index}].axes", record.axes
 

@@ -25,8 +25,8 @@ def test_findings_are_new_gone_or_say_something_else():
         )
     )
     assert list_changes(before, after, Area.FINDINGS) == [
-        "changed other | r of a: warning: 1 MiB → warning: 2 MiB",
         "added worse | r of d: – → error: z",
+        "changed other | r of a: warning: 1 MiB → warning: 2 MiB",
         "added other | r of e: – → info: z",
         "gone better | r of b: warning: x → –",
     ]
@@ -55,6 +55,18 @@ def test_findings_of_ranks_count_once_and_those_of_layers_fold():
     ]
     (total,) = (total for total in compare(before, after).totals if total.area is Area.FINDINGS)
     assert (total.before, total.after) == ("none", "3 errors")
+
+
+def test_a_finding_of_a_pattern_is_of_the_modules_that_it_matches():
+    modules = tuple(make_module(f"layers.{index}.up") for index in range(3))
+    finding = Finding(
+        rule="r", severity=Severity.WARNING, subject="layers.*.up", fact="slow", remedy="Do."
+    )
+    before = make_recording(modules=modules)
+    after = make_recording(modules=modules, findings=(finding,))
+    (change,) = (row for row in compare(before, after).rows if row.area is Area.FINDINGS)
+    assert change.modules == ("layers.0.up", "layers.1.up", "layers.2.up")
+    assert (change.path, change.what) == ("layers.{0…2}.up", "r")
 
 
 def test_gaps_are_compared_and_lost_records_noted():

@@ -122,6 +122,9 @@ def test_a_diagnosis_carries_its_script() -> None:
     )
     assert (diagnosis.where, diagnosis.stage) == ("graph 1 of 0 – 2, backward", "decomposition")
     assert diagnosis.deviation == "up to 3,204 units in the last place of f"
+    assert bad.deviation is not None
+    far = replace(bad, deviation=replace(bad.deviation, max_ulp=7e44))  # from a zero
+    assert read(diagnoses=(far,)).diagnoses[0].deviation == ""
     assert len(diagnosis.suspects) == 2
 
 

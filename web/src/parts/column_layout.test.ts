@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { afterEach, expect, test } from "vitest";
-import { arrangeColumns, countLines, wrapText } from "./column_layout";
+import { arrangeColumns, countLines, listTracks, wrapText } from "./column_layout";
 import { isNarrow } from "./narrow";
 import type { Column } from "./table";
 
@@ -20,7 +20,7 @@ test("on a narrow screen figures follow the first column and keep the width of t
   isNarrow.value = true;
   const narrow = arrangeColumns(COLUMNS, 1);
   expect(narrow.map(({ id, width }) => [id, width])).toEqual([
-    ["name", 12.5],
+    ["name", 12.2], // what two whole figures leave of the screen
     ["bar", 5.5], // its bar is left out
     ["work", 7.5],
     ["detail", 14],
@@ -42,5 +42,15 @@ test("rows are as high as the lines of their first cells", () => {
   expect(countLines(name, 1, 1)).toBe(1);
   expect(wrapText("redistribution Partial(sum) → Replicate for Rowwise", 16)).toBe(4);
   expect(wrapText("x".repeat(40), 16)).toBe(3);
+  expect(wrapText("layers.0.attention.wq.weight", 16)).toBe(3); // broken after dots
   expect(wrapText("", 16)).toBe(1);
+});
+
+test("on a wide screen growing columns are no wider than what they show", () => {
+  const name: Column = { id: "n", title: "", width: 5, grow: 3, value: () => "x".repeat(20) };
+  const bar: Column = { id: "b", title: "", width: 10, grow: 1, align: "end", value: () => 1 };
+  const why: Column = { id: "w", title: "", width: 8, value: () => "" };
+  expect(listTracks([name, bar, why], 1)).toBe(
+    "minmax(5rem, 17.28rem) minmax(10rem, 20rem) 8rem minmax(0, 1fr)",
+  );
 });

@@ -7,10 +7,10 @@ import { hasModuleSelection, isInSelection, select, selectedName } from "../stor
 import { param, setParam } from "../store/route";
 import { words } from "../store/search";
 import { isRankSelected, isSourceSelected, selection } from "../store/selection";
-import { arrangeColumns, countLines } from "./column_layout";
+import { arrangeColumns, countLines, listTracks } from "./column_layout";
 import { Empty } from "./empty_message";
 import { InCell } from "./facet_link";
-import { Highlight } from "./highlight";
+import { Highlight, InLines } from "./highlight";
 import { isNarrow } from "./narrow";
 import { TableFoot } from "./table_foot";
 import {
@@ -33,6 +33,7 @@ export interface Column extends Sortable {
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
   readonly isNeverCut?: boolean; // its texts, such as ops and lines, are never cut off
+  readonly texts?: readonly string[]; // of its cells, if those are not the values
   readonly narrowPlace?: number; // among columns of a narrow screen; figures have 2, others 3
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
   readonly exported?: (row: number) => Value; // likewise in a CSV file
@@ -140,6 +141,7 @@ export function Table(props: TableProps) {
     [props.columns, isNarrow.value],
   );
   const numLines = useMemo(() => countLines(columns[0], numRows, props.maxLines), [columns]);
+  const tracks = useMemo(() => listTracks(columns, numRows), [columns]);
   const { sort, setSort, unknown } = useSort(props);
   const [active, setActive] = useState(-1); // a row, not its index in `rows`
   const [activeColumn, setActiveColumn] = useState(-1); // of the active row; -1 is the row itself
@@ -202,9 +204,6 @@ export function Table(props: TableProps) {
       activate(-1);
     }
   };
-  const template = columns
-    .map(({ width, grow }) => (grow ? `minmax(${width}rem, ${grow}fr)` : `${width}rem`))
-    .join(" ");
   return (
     <div class="table-frame">
       <div
@@ -222,7 +221,7 @@ export function Table(props: TableProps) {
               ? `${id}-${active}`
               : cellId(activeColumn)
         }
-        style={{ "--columns": template, maxHeight: props.height }}
+        style={{ "--columns": tracks, maxHeight: props.height }}
         onKeyDown={handleKey}
       >
         <Head
@@ -250,6 +249,7 @@ export function Table(props: TableProps) {
                   column={column}
                   row={row}
                   isActive={row === active && at === activeColumn}
+                  hasLines={at === 0 && isNarrow.value}
                 />
               ))}
             </div>
@@ -322,22 +322,25 @@ interface CellProps {
   readonly column: Column;
   readonly row: number;
   readonly isActive: boolean; // arrow keys have moved to it
+  readonly hasLines: boolean; // as many as its text needs
 }
 
-function Cell({ id, column, row, isActive }: CellProps) {
+function Cell({ id, column, row, isActive, hasLines }: CellProps) {
   const value = column.value(row);
   const text = value === null ? "" : String(value);
   const classes = ["cell", column.align === "end" && "cell-end", isActive && "cell-active"];
   return (
     <div id={id} class={classes.filter(Boolean).join(" ")} role="gridcell">
       <InCell.Provider value={true}>
-        {column.cell ? (
-          column.cell(row)
-        ) : (
-          <span class="clip" title={text}>
-            <Highlight text={text} />
-          </span>
-        )}
+        <InLines.Provider value={hasLines}>
+          {column.cell ? (
+            column.cell(row)
+          ) : (
+            <span class="clip" title={text}>
+              <Highlight text={text} />
+            </span>
+          )}
+        </InLines.Provider>
       </InCell.Provider>
     </div>
   );

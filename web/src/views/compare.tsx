@@ -135,8 +135,14 @@ function toneOf(change: ChangeRow): string {
   return change.is_worse ? "worse" : "better";
 }
 
+/** Of a finding only its severity: the row's details have its sentence. */
+function summarize(text: string, isFinding: boolean): string {
+  return isFinding ? text.split(":", 1)[0]! : text;
+}
+
 function makeColumns({ changes, areas }: Comparison): Column[] {
   const changeAt = (row: number): ChangeRow => changes[row]!;
+  const isFinding = (row: number): boolean => areas[changeAt(row).area]!.name === "findings";
   return [
     {
       id: "status",
@@ -177,6 +183,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       grow: 2,
       align: "end",
       value: (row) => changeAt(row).before,
+      cell: (row) => <span class="clip">{summarize(changeAt(row).before, isFinding(row))}</span>,
     },
     {
       id: "after",
@@ -188,7 +195,9 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       value: (row) => changeAt(row).delta,
       exported: (row) => changeAt(row).after,
       cell: (row) => (
-        <span class={`clip ${toneOf(changeAt(row))}`}>{changeAt(row).after || "none"}</span>
+        <span class={`clip ${toneOf(changeAt(row))}`}>
+          {summarize(changeAt(row).after, isFinding(row)) || "none"}
+        </span>
       ),
     },
   ];

@@ -57,9 +57,9 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "bernoulli" and arguments.get("p") is None:
             return arguments["self"].clone()
         if name == "randperm":
-            return torch.arange(
-                arguments["n"], dtype=arguments.get("dtype"), device=arguments.get("device")
-            )
+            drawn = func(*args, **kwargs)
+            assert isinstance(drawn, torch.Tensor)
+            return drawn.copy_(torch.arange(len(drawn)))
         if name in _MEANS:
             drawn = func(*args, **kwargs)  # for its shape, or as the destination
             return map_leaves(lambda value: _fill_with_mean(value, name, arguments), drawn)

@@ -15,9 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope._torch.autograd import is_in_backward
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.declared import Declared
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
     RAW,
+    REDUCED,
     Key,
     Table,
     Training,
@@ -46,7 +49,10 @@ class StepResult:
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
-    `raw_gradients` the gradients as backward left them there, before the program could change them.
+    `raw_gradients` the gradients as backward left them there, before the program could change them,
+    and `reduced_gradients` those as the last collective left them that the program called itself.
+    `declared` has the types of tensors that were not gathered, where placements or annotations give
+    them: of snapshots, by their names, and of the others, by kind and name.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -68,7 +74,12 @@ class StepResult:
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    declared: dict[str | Key, Declared] = field(default_factory=dict)
+    raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
+    clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""
@@ -188,7 +199,7 @@ GatherFull = Callable[[Tensors], Tensors]
 _SEPARATOR = "\0"  # in no path
 
 
-def _keep_local(tensors: Tensors) -> Tensors:
+def keep_local(tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -201,6 +212,10 @@ class Probe(Protocol):
     @property
     def snapshots(self) -> dict[str, torch.Tensor]:
         """The recorded tensors, by encoded `ProbePoint`."""
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        """The types that placements or annotations give the snapshots."""
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -225,7 +240,7 @@ def execute(
     task: Task,
     *,
     names: OriginalNames | None = None,
-    gather: GatherFull = _keep_local,
+    gather: GatherFull = keep_local,
     probed: ProbedStep | None = None,
     optimizer: object = None,
     mesh: Any = None,
@@ -314,7 +329,9 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    full = gather_result(run.gather, outputs, gradients, buffers, training)
+    declared: dict[str | Key, Declared] = {}
+    declared.update({} if probe is None else probe.declared)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -322,8 +339,12 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
-        local_squares=_find_squares(gradients) if task.training is not None else {},
+        local_squares=find_squares(gradients) if task.training is not None else {},
+        raw_squares=find_squares(training.tables.get(RAW, {})),
+        reduced_squares=find_squares(training.tables.get(REDUCED, {})),
+        clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
+        declared=declared,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
@@ -349,7 +370,7 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {
@@ -359,7 +380,7 @@ def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     }
 
 
-def _gather_all(
+def gather_result(
     gather: GatherFull,
     outputs: dict[str, torch.Tensor],
     gradients: dict[str, torch.Tensor],
@@ -391,7 +412,7 @@ def _gather_all(
         ]
         for (kind, name), values in training.scalars.items()
     }
-    raw_gradients = tables.pop(RAW, {})
+    raw_gradients, reduced_gradients = tables.pop(RAW, {}), tables.pop(REDUCED, {})
     return StepResult(
         [
             (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
@@ -401,6 +422,7 @@ def _gather_all(
         {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
         training=replace(training, tables=tables, scalars=scalars),
         raw_gradients=raw_gradients,
+        reduced_gradients=reduced_gradients,
     )
 
 

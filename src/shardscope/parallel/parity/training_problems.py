@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
 
 from shardscope.numerics import to_fp64_on_cpu
-from shardscope.parallel.equivalence import StepResult, TensorComparison
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.evidence import find_median_ratio, group_ranks, list_sizes
+from shardscope.parallel.parity.evidence import group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import (
     OWN_VALUES,
     Explanation,
@@ -79,8 +81,9 @@ class TrainingProblems:
 
     def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
         comparison = wrong[0]
-        cause = explain_norm(comparison, self._result, self._axes)
         values, single = _values_of(comparison), float(_target(comparison))
+        cause = explain_norm(values, _target(comparison), self._result, self._axes)
+        cause = cause or explain(comparison, self._axes)
         fact = (
             f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
             f"on the ranks and {single:.6g} on the single device. {cause.to_sentence()}"
@@ -94,54 +97,64 @@ class TrainingProblems:
             "gradient that ranks hold as copies once.",
             phase=Phase.BACKWARD,
             names=(comparison.case.name,),
-            source=self._find_source(TensorKind.NORM, comparison.case.name),
+            source=self._result.find_collective(comparison)
+            or self._find_source(TensorKind.NORM, comparison.case.name),
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
-        gradients = self._result.reference.gradients
-        factors = [_find_factors(result, gradients.get(result.case.name)) for result in wrong]
-        known = [factor for factor in factors if factor is not None]
-        single = known[0][0] if known else None
-        num_ranks = len(self._result.ranks)
-        unclipped = [
-            rank
-            for rank in range(num_ranks)
-            if known and all(math.isclose(ranks[rank], 1.0, rel_tol=1e-9) for _, ranks in known)
-        ]
         names = [result.case.name for result in wrong]
-        if single is None:
-            clause, remedy = "", "Clip with one norm and one limit on all ranks."
-        elif len(unclipped) == num_ranks:
-            clause = "the ranks do not clip them"
-            remedy = (
-                "Clip the gradients of the parameters that the optimizer holds. A generator of "
-                "parameters can be iterated only once: pass a list."
-            )
-        elif unclipped:
-            listed = ", ".join(map(str, unclipped))
-            clause = f"rank {listed} does not clip them, and the others do"
-            remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
-        else:
-            values = sorted({round(factor, 9) for _, ranks in known for factor in ranks})
-            clause = (
-                f"the ranks multiply them by {_list_values(values)}, the single device by "
-                f"{single:.6g}"
-            )
-            remedy = "Clip with one norm and one limit on all ranks."
-        cause = Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+        cause = self._explain_clipping()
+        has_norm = any(c.case.kind is TensorKind.NORM for c in self._result.comparisons)
+        what = "Gradients and their norm agree" if has_norm else "Gradients agree"
         fact = (
-            f"Gradients and their norm agree before clipping; after it {list_names(names)} "
+            f"{what} before clipping; after it {list_names(names)} "
             f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
         )
         return Problem(
             cause,
             "gradient clipping",
             fact.strip(),
-            remedy,
+            cause.remedy,
             phase=Phase.BACKWARD,
             names=tuple(names),
             source=self._find_source(TensorKind.NORM, "gradient norm"),
         )
+
+    def _explain_clipping(self) -> Explanation:
+        """Why gradients agree before they are clipped, and not after it."""
+        single = _find_factor(self._result.reference)
+        factors = [_find_factor(rank) for rank in self._result.ranks]
+        known = [factor for factor in factors if factor is not None]
+        remedy = "Clip with one norm and one limit on all ranks."
+        if single is None or len(known) < len(factors):
+            return Explanation(Suspect.CLIPPING, "", remedy=remedy)
+        unclipped = [
+            rank for rank, factor in enumerate(known) if math.isclose(factor, 1, rel_tol=1e-6)
+        ]
+        if len(unclipped) == len(known):
+            return Explanation(
+                Suspect.CLIPPING,
+                "the ranks do not clip them",
+                remedy="Clip the gradients of the parameters that the optimizer holds. A generator "
+                "of parameters can be iterated only once: pass a list.",
+            )
+        clause = f"the ranks multiply them by {_list_values(known)}, the single device by "
+        clause += f"{single:.6g}"
+        # The norms that the ranks have, if they clip to the limit of the single device.
+        reference = math.sqrt(sum(self._result.reference.local_squares.values()))
+        norm = explain_norm(
+            [reference * single / factor for factor in known],
+            torch.tensor(reference, dtype=torch.float64),
+            self._result,
+            self._axes,
+        )
+        if norm is not None and not math.isclose(single, 1, rel_tol=1e-6):
+            return replace(norm, clause=f"{clause}: the norm is wrong, as {norm.clause}")
+        if unclipped:
+            listed = ", ".join(map(str, unclipped))
+            clause = f"rank {listed} does not clip them, and the others do"
+            remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
+        return Explanation(Suspect.CLIPPING, clause, remedy=remedy)
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
         facts = []
@@ -232,7 +245,33 @@ class TrainingProblems:
                 remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
                 "such as that a gradient is not finite, over all ranks first.",
             )
-        return explain(updated[0], self._axes)
+        return self._explain_unchanged(updated) or explain(updated[0], self._axes)
+
+    def _explain_unchanged(self, updated: Sequence[TensorComparison]) -> Explanation | None:
+        """Which ranks leave parameters as they were that the single device changes."""
+        previous, reference = self._result.previous, self._result.reference
+        before = previous.training.tables.get(UPDATED, {}) if previous else reference.parameters
+        is_changed = {rank: False for result in updated for rank in range(len(result.full))}
+        for result in updated:
+            old = before.get(result.case.name)
+            if result.case.kind is not TensorKind.UPDATED or old is None or not result.full:
+                return None
+            fp64 = to_fp64_on_cpu(old)
+            if fp64.shape != _target(result).shape or torch.equal(fp64, _target(result)):
+                return None
+            for rank, full in enumerate(result.full_in_fp64()):
+                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_RTOL, atol=0.0)
+        unchanged = [rank for rank, changed in is_changed.items() if not changed]
+        if not unchanged:
+            return None
+        is_all = len(unchanged) == len(is_changed)
+        what = "it as it was" if len(updated) == 1 else "them as they were"
+        who = "the ranks leave" if is_all else f"rank {', '.join(map(str, unchanged))} leaves"
+        return Explanation(
+            Suspect.STALE,
+            f"{who} {what}, and the single device updates {'it' if len(updated) == 1 else 'them'}",
+            remedy="Update it on every rank that holds it, or broadcast it after the update.",
+        )
 
     def _describe_number(self, result: TensorComparison) -> Problem:
         cause = explain(result, self._axes)
@@ -244,7 +283,8 @@ class TrainingProblems:
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             cause = OWN_VALUES
-        source = self._find_source(result.case.kind, name) or self._find_reading(values)
+        source = self._result.find_collective(result)
+        source = source or self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
             f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "
@@ -276,22 +316,25 @@ def cause_source(parity_result: ParityResult) -> Source | None:
 
 
 def explain_norm(
-    comparison: TensorComparison, parity_result: ParityResult, axes: Mapping[str, int]
-) -> Explanation:
-    """How a norm differs: shards are not summed, copies are counted several times, or left out.
+    values: Sequence[float],
+    target: torch.Tensor,
+    parity_result: ParityResult,
+    axes: Mapping[str, int],
+) -> Explanation | None:
+    """How the norms of ranks differ: shards are not summed, copies count several times or not.
 
     Squared norms of the gradients are grouped by the axes that shard them; the norm on the ranks is
-    a sum of these groups, each counted a number of times.
+    a sum of these groups, each counted a number of times. None if that is not the case.
     """
-    values, references = _values_of(comparison), parity_result.reference.gradients
+    references = parity_result.reference.gradients
     gradients = [
         result
         for result in parity_result.comparisons
         if result.case.kind is TensorKind.GRADIENT and result.case.name in references
     ]
     squares = {result.case.name: _square(references[result.case.name]) for result in gradients}
-    if not math.isclose(sum(squares.values()), float(_target(comparison)) ** 2, rel_tol=_RTOL):
-        return explain(comparison, axes)  # another norm than the square root of a sum of squares
+    if not math.isclose(sum(squares.values()), float(target) ** 2, rel_tol=_RTOL):
+        return None  # another norm than the square root of a sum of squares
     local = [sum(rank.local_squares.values()) for rank in parity_result.ranks]
     if len(local) == len(values) and all(
         math.isclose(own, value**2, rel_tol=_RTOL) for own, value in zip(local, values, strict=True)
@@ -314,7 +357,7 @@ def explain_norm(
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
-    return explain(comparison, axes)
+    return None
 
 
 def _square(tensor: torch.Tensor) -> float:
@@ -383,19 +426,19 @@ def _describe_counts(
     return Explanation(Suspect.NORM, "; ".join(clauses), tuple(over), remedy=remedy)
 
 
-def _find_factors(
-    clipped: TensorComparison, gradient: torch.Tensor | None
-) -> tuple[float, list[float]] | None:
-    """By what a gradient is multiplied when it is clipped: on the single device, and each rank."""
-    if gradient is None or not clipped.full or clipped.case.target is None:
+def _find_factor(result: StepResult) -> float | None:
+    """By what clipping has multiplied all gradients that are stored here; None if it varies."""
+    after = result.clipped_squares
+    if not after.keys() >= result.local_squares.keys():
         return None
-    before = to_fp64_on_cpu(gradient)
-    single = find_median_ratio(to_fp64_on_cpu(clipped.case.target), before)
-    ranks = [find_median_ratio(full, before) for full in clipped.full_in_fp64()]
-    known = [ratio for ratio in ranks if ratio is not None]
-    if single is None or len(known) < len(ranks):
-        return None
-    return single, known
+    factors = [
+        math.sqrt(after[name] / square)
+        for name, square in result.local_squares.items()
+        if square > 0
+    ]
+    factor = statistics.median(factors) if factors else 1.0
+    is_common = all(math.isclose(other, factor, rel_tol=_RTOL) for other in factors)
+    return factor if is_common else None
 
 
 def _target(comparison: TensorComparison) -> torch.Tensor:

@@ -212,6 +212,8 @@ def compare(
 
 def _sort(changes: Iterable[Change]) -> tuple[Change, ...]:
     def sort_key(change: Change) -> tuple[float, ...]:
+        if change.area is Area.FINDINGS:  # those for the worse first
+            return _ORDER[change.area], not change.is_worse
         is_part = change.path is not None
         size = abs(change.delta) * change.repeat if is_part and change.area in _BY_SIZE else 0
         return _ORDER[change.area], is_part, -size

@@ -23,6 +23,7 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
+from shardscope.record.patterns import is_pattern, matches_name
 from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit, Value
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
@@ -112,6 +113,13 @@ def _find_module(rule: str, subject: str, known: set[str]) -> tuple[str | None, 
     return None, f"{rule} of {subject}"
 
 
+def _match_modules(subject: str, names: CleanNames) -> tuple[str, ...]:
+    """The modules that a finding is about, if it names them by a pattern."""
+    if subject in names.names or not is_pattern(subject):
+        return ()
+    return tuple(name for name in names.names if matches_name(subject, name))
+
+
 def _list_findings(findings: Sequence[Finding], names: CleanNames) -> Iterator[Fact]:
     """List findings; a finding of several ranks is listed once."""
     known = set(names.names)
@@ -122,10 +130,13 @@ def _list_findings(findings: Sequence[Finding], names: CleanNames) -> Iterator[F
         if key in seen:
             continue
         seen.add(key)
+        modules = _match_modules(subject, names)
         module, label = _find_module(finding.rule, subject, known)
         yield Fact(
             module=module,
-            what=label,
+            modules=modules,
+            what=finding.rule if modules else label,
+            key=(finding.rule, subject) if modules else None,
             value=f"{finding.severity}: {finding.fact}",
             unit=Unit.WORDS,
             badness=_BADNESS[finding.severity],

@@ -195,9 +195,7 @@ def _make_diagnosis(diagnosis: Diagnosis, index: Index) -> DiagnosisItem:
             for suspect in diagnosis.suspects
         ),
         is_minimal=diagnosis.is_minimal,
-        deviation=describe_deviation(diagnosis.deviation)
-        if diagnosis.deviation is not None
-        else "",
+        deviation=describe_deviation(diagnosis.deviation),
         error=diagnosis.error,
         repro=diagnosis.repro,
         script=diagnosis.script,

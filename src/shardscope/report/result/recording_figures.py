@@ -37,6 +37,7 @@ from shardscope.report.result.correctness_figures import (
     read_parallel,
     read_parity,
     read_runs,
+    read_types,
 )
 from shardscope.report.result.figures import (
     CauseFigures,
@@ -76,6 +77,7 @@ def read_figures(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) ->
         layouts=tuple(map(_read_layout, recording.layouts)),
         parity=read_parity(recording),
         runs=read_runs(recording),
+        types=read_types(recording),
         parallel=read_parallel(recording),
         coverage=read_coverage(recording),
         compiler=read_compiler(recording),

@@ -288,8 +288,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
     if diagnosis.graph is not None:
         yield "where", make_text(describe_location(diagnosis))
     yield from _render_suspects(diagnosis)
-    if diagnosis.deviation is not None and 0 < diagnosis.deviation.max_ulp < _MANY_ULP:
-        yield "off by", make_text(describe_deviation(diagnosis.deviation))
+    if deviation := describe_deviation(diagnosis.deviation):
+        yield "off by", make_text(deviation)
     yield from _render_error(diagnosis)
     if diagnosis.repro:
         yield "repro", _describe_repro(diagnosis)
@@ -345,9 +345,11 @@ def _describe_suspect(suspect: SuspectOp) -> Text:
     return text
 
 
-def describe_deviation(deviation: Deviation) -> str:
-    """Describe how much values deviate."""
-    count = f"{deviation.max_ulp:,.0f}"  # or inf
+def describe_deviation(deviation: Deviation | None) -> str:
+    """Describe how much values deviate; nothing where units in the last place mean nothing."""
+    if deviation is None or not 0 < deviation.max_ulp < _MANY_ULP:
+        return ""
+    count = f"{deviation.max_ulp:,.0f}"
     return (
         f"up to {count} unit{'' if count == '1' else 's'} in the last place of {deviation.tensor}"
     )

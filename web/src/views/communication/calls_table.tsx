@@ -196,11 +196,20 @@ function makeColumns(communication: Communication, example = communication.calls
     module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
     bytes("wire", "Sent", "bytes that the rank sends (ring estimate)", calls.wire_bytes),
     {
+      ...text("line", "Line", 13, (row) => formatLocation(calls.source[row]!)),
+      texts: [...new Set(communication.traffic.source)].map(formatLocation),
+      grow: 2,
+      isNeverCut: true,
+      cell: (row) => <SourceLine source={calls.source[row]!} isShort />,
+    },
+    {
       ...facet(
         "cause",
         text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!),
       ),
       grow: 3,
+      isNeverCut: true,
+      texts: causes.map(shortenCause),
       cell: (row) => {
         const words = causes[calls.cause[row]!]!;
         return (
@@ -209,11 +218,6 @@ function makeColumns(communication: Communication, example = communication.calls
           </FacetLink>
         );
       },
-    },
-    {
-      ...text("line", "Line", 13, (row) => formatLocation(calls.source[row]!)),
-      grow: 2,
-      cell: (row) => <SourceLine source={calls.source[row]!} isShort />,
     },
     bytes("input", "Input", "bytes of the rank's input", calls.input_bytes),
     bytes("output", "Output", "bytes of the rank's output", calls.output_bytes),

@@ -6,6 +6,7 @@ import { Bar } from "../../parts/bar";
 import { FacetLink } from "../../parts/facet_link";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
+import { isNarrow } from "../../parts/narrow";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
@@ -56,14 +57,16 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       id: "cause",
       title: "Cause",
       width: 22,
-      grow: 12,
+      grow: 1,
       isText: true,
+      isNeverCut: true,
       value: (row) => causes[at(row).cause]!,
+      texts: rows.map(({ cause }) => shortenCause(causes[cause]!)),
       cell: (row) => (
         <span class="cause">
           {at(row).isImplicit && <Badge word="implicit" tone="warn" />}
           <FacetLink facet="cause" value={causes[at(row).cause]!}>
-            <Highlight text={shortenCause(causes[at(row).cause]!)} />
+            <Highlight text={shortenCause(nameBesideBadge(causes[at(row).cause]!))} />
           </FacetLink>
         </span>
       ),
@@ -89,15 +92,6 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       ),
     },
     {
-      id: "modules",
-      title: "Modules",
-      width: 13,
-      grow: 1,
-      isText: true,
-      value: (row) => at(row).modules.map(moduleName).join("\n"),
-      cell: (row) => <FirstModule modules={at(row).modules} />,
-    },
-    {
       id: "line",
       title: "Line",
       width: 10,
@@ -107,7 +101,22 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       value: (row) => formatLocation(at(row).source),
       cell: (row) => <SourceLine source={at(row).source} isShort />,
     },
+    {
+      id: "modules",
+      title: "Modules",
+      width: 13,
+      grow: 1,
+      isText: true,
+      value: (row) => at(row).modules.map(moduleName).join("\n"),
+      texts: rows.map(({ modules }) => (modules.length ? moduleName(modules[0]!) : "")),
+      cell: (row) => <FirstModule modules={at(row).modules} />,
+    },
   ];
+}
+
+/** The cause without the word that its badge says; a narrow screen has no badge. */
+function nameBesideBadge(words: string): string {
+  return isNarrow.value ? words : words.replace(/^implicit /, "");
 }
 
 function FirstModule({ modules }: { modules: readonly number[] }) {

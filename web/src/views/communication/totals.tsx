@@ -1,7 +1,12 @@
-/** Collectives of the busiest rank by mesh axis and kind; clicking a cell selects them in every view. */
+/**
+ * Collectives of the busiest rank by mesh axis and kind; clicking a cell selects them in every view.
+ * On a narrow screen the more numerous are the rows.
+ */
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choices";
 import { facetColor, heatColor, seriesColor } from "../../parts/colors";
+import { Breakable } from "../../parts/highlight";
+import { isNarrow } from "../../parts/narrow";
 import { Panel } from "../../parts/panel";
 import { tip } from "../../parts/tooltip";
 import { formatBytesCell, formatCount, formatShare } from "../../parts/units";
@@ -91,62 +96,66 @@ function Grid({ communication, measure }: Props & { readonly measure: Measure })
     0,
     ...axes.flatMap((axis) => kinds.map((kind) => sumCell(axis, kind).value)),
   );
-  const renderCell = (axis: number, kind: number) => (
-    <td key={kind}>
-      <TotalButton
-        communication={communication}
-        cell={sumCell(axis, kind)}
-        measure={measure}
-        max={axis < 0 || kind < 0 ? 0 : max}
-      />
-    </td>
-  );
+  const isTransposed = isNarrow.value && kinds.length > axes.length;
+  const rows = isTransposed ? kinds : axes;
+  const columns = isTransposed ? axes : kinds;
+  const withSum = (positions: readonly number[]): readonly number[] =>
+    positions.length > 1 ? [...positions, -1] : positions;
+  const nameOf = (position: number, isKind: boolean) =>
+    isKind ? (
+      <KindName communication={communication} kind={position} />
+    ) : (
+      <span class="clip" title={communication.axes[position]}>
+        {position < 0 ? "all axes" : nameAxis(communication, position)}
+      </span>
+    );
   return (
     <div class="scroll-x totals">
       <table aria-label="totals by mesh axis and kind">
         <thead>
           <tr>
-            <th scope="col">axis</th>
-            {kinds.map((kind) => (
-              <th key={kind} scope="col">
-                <span
-                  class="swatch"
-                  style={{ background: facetColor("kind", communication.kinds[kind]!, kind) }}
-                />
-                <BreakableName name={communication.kinds[kind]!} />
+            <th scope="col">{isTransposed ? "kind" : "axis"}</th>
+            {withSum(columns).map((column) => (
+              <th key={column} scope="col">
+                {nameOf(column, !isTransposed)}
               </th>
             ))}
-            {kinds.length > 1 && <th scope="col">all kinds</th>}
           </tr>
         </thead>
         <tbody>
-          {axes.map((axis) => (
-            <tr key={axis}>
-              <th scope="row">
-                <span class="clip" title={communication.axes[axis]}>
-                  {nameAxis(communication, axis)}
-                </span>
-              </th>
-              {kinds.map((kind) => renderCell(axis, kind))}
-              {kinds.length > 1 && renderCell(axis, -1)}
+          {withSum(rows).map((row) => (
+            <tr key={row}>
+              <th scope="row">{nameOf(row, isTransposed)}</th>
+              {withSum(columns).map((column) => {
+                const [axis, kind] = isTransposed ? [column, row] : [row, column];
+                return (
+                  <td key={column}>
+                    <TotalButton
+                      communication={communication}
+                      cell={sumCell(axis, kind)}
+                      measure={measure}
+                      max={axis < 0 || kind < 0 ? 0 : max}
+                    />
+                  </td>
+                );
+              })}
             </tr>
           ))}
-          {axes.length > 1 && (
-            <tr>
-              <th scope="row">all axes</th>
-              {kinds.map((kind) => renderCell(-1, kind))}
-              {kinds.length > 1 && renderCell(-1, -1)}
-            </tr>
-          )}
         </tbody>
       </table>
     </div>
   );
 }
 
-/** `reduce_scatter`, which may break after an underscore. */
-function BreakableName({ name }: { name: string }) {
-  return <>{name.split(/(?<=_)/).flatMap((part) => [part, <wbr key={part} />])}</>;
+function KindName({ communication, kind }: Props & { readonly kind: number }) {
+  if (kind < 0) return <>all kinds</>;
+  const name = communication.kinds[kind]!;
+  return (
+    <>
+      <span class="swatch" style={{ background: facetColor("kind", name, kind) }} />
+      <Breakable text={name} />
+    </>
+  );
 }
 
 export function nameAxis({ axes }: Communication, axis: number): string {

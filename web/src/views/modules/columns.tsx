@@ -1,6 +1,7 @@
 /** Columns of the tree: phases by bytes or by counts, parameters, memory. */
 import type { Modules } from "../../page";
 import { Bar } from "../../parts/bar";
+import { isNarrow } from "../../parts/narrow";
 import { formatBytesCell, formatCount } from "../../parts/units";
 import type { ModuleTraffic } from "../../store/module_traffic";
 import { sumShown } from "./folded_sums";
@@ -81,7 +82,7 @@ function listChangeColumn(
       id: "change",
       title: "change",
       hint: `change of ${measure.title.toLowerCase()} since the earlier recording`,
-      width: 11,
+      width: isNarrow.value ? 10.5 : 11,
       cell: (i) =>
         totals[i] === earlier[i] ? "·" : formatChange(totals[i]!, earlier[i]!, measure.format),
     },

@@ -264,7 +264,8 @@ export function formatChange(
   if (!before) return `+${format(after)} (new)`;
   const sign = after > before ? "+" : "−";
   const delta = Math.abs(after - before);
-  return `${sign}${format(delta)} (${sign}${formatShare(delta, before)})`;
+  const share = delta < 10 * before ? `${sign}${formatShare(delta, before)}` : ">999%";
+  return `${sign}${format(delta)} (${share})`;
 }
 
 /** `12%`: a box's share of all, which its width shows, unless that is the larger of two figures. */

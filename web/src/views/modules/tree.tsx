@@ -2,7 +2,7 @@
 import { computed } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { Empty } from "../../parts/empty_message";
-import { Highlight } from "../../parts/highlight";
+import { Highlight, InLines } from "../../parts/highlight";
 import { isNarrow } from "../../parts/narrow";
 import { formatNumber } from "../../parts/units";
 import { useVirtualRows } from "../../parts/virtual_rows";
@@ -27,6 +27,17 @@ import {
 } from "./tree_state";
 
 const PAGE_ROWS = 12;
+const NARROW_NAME_REM = 13;
+const NARROW_COMPARED_REM = 10.5; // the same, beside a change
+const LETTER_REM = 0.53; // width of a letter of the last column
+const MAX_OWN_LETTERS = 120;
+
+/** The width of the last column, whose texts are not cut off. */
+function findOwnWidth(texts: Iterable<string>): number {
+  let longest = 0;
+  for (const text of texts) longest = Math.max(longest, text.length);
+  return Math.max(14, LETTER_REM * Math.min(longest, MAX_OWN_LETTERS) + 1.8);
+}
 
 /** The own collectives of what each row represents. */
 const ownText = computed(() => {
@@ -64,8 +75,11 @@ export function Tree({ show }: { show: Show }) {
     setActive(rows[next]!);
     scrollToRow(next);
   };
+  const ownRem = useMemo(() => findOwnWidth(ownText.value.values()), [ownText.value]);
   const widths = columns.map(({ width, hasBar }) => (hasBar && isNarrow.value ? 5.5 : width));
-  const template = `minmax(${isNarrow.value ? 12 : 19}rem, 3fr) ${widths.map((width) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  const isCompared = columns.some(({ id: column }) => column === "change");
+  const narrowRem = isCompared ? NARROW_COMPARED_REM : NARROW_NAME_REM;
+  const template = `minmax(${isNarrow.value ? narrowRem : 19}rem, 36rem) ${widths.map((width) => `minmax(${width}rem, ${1.4 * width}rem)`).join(" ")} minmax(${ownRem}rem, 1fr)`;
   return (
     <div class="table-frame">
       <div
@@ -237,7 +251,9 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
     <div class="cell tree-cell" role="gridcell" style={{ "--depth": depth }}>
       {isParent ? <ExpandButton position={position} /> : <span class="expand-button" />}
       <span class="tree-name" title={moduleName(position)}>
-        <Highlight text={labelOf(position)} />
+        <InLines.Provider value={isNarrow.value}>
+          <Highlight text={labelOf(position)} />
+        </InLines.Provider>
       </span>
       {repeat > 1 && <FoldChip position={position} repeat={repeat} />}
       {numFindings > 0 && (

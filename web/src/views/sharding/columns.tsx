@@ -67,7 +67,7 @@ export function makeColumns(parameters: Parameters): Column[] {
     },
     hasAny(parameters.fsdp_group) && {
       ...text("fsdp", "FSDP group", 8, parameters.fsdp_group, "the module that gathers it"),
-      grow: 1,
+      isNeverCut: true,
     },
     hasAny(parameters.alias_group) && {
       ...text("tie", "Tied as", 7, parameters.alias_group, "those with the same are one tensor"),
