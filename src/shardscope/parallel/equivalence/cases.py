@@ -292,7 +292,7 @@ class _Table:
         """The case of a number that a step computes, on the ranks that have it.
 
         Of losses, the sum over micro-batches is compared, if their number differs, or the mean,
-        whichever is nearer.
+        whichever is nearer. Ranks may clip groups of parameters by a norm that they share.
         """
         reference = self.references.get(key, [])
         known = next((values for values in ranks if values), [])
@@ -300,6 +300,9 @@ class _Table:
             return
         ranks = [values or known for values in ranks]
         is_even = all(len(values) == len(reference) for values in ranks)
+        if key[0] is TensorKind.NORM and not is_even:
+            ranks = [_drop_repeated(values) for values in ranks]
+            is_even = all(len(values) == len(reference) for values in ranks)
         if key[0] is TensorKind.NORM and not is_even:
             return
         if key[0] is not TensorKind.LOSS or is_even:
@@ -411,6 +414,15 @@ class _Run:
     def __init__(self, result: StepResult) -> None:
         self.tensors = result.tensors()
         self.tables = result.tables()
+
+
+def _drop_repeated(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The numbers that are not equal to the one before."""
+    return [
+        value
+        for index, value in enumerate(values)
+        if index == 0 or not torch.equal(value, values[index - 1])
+    ]
 
 
 def _reduce(values: Tensors, *, is_mean: bool) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
@@ -76,6 +77,7 @@ class StepResult:
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
     declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
     reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
@@ -340,6 +342,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=find_squares(gradients) if task.training is not None else {},
+        distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
         raw_squares=find_squares(training.tables.get(RAW, {})),
         reduced_squares=find_squares(training.tables.get(REDUCED, {})),
         clipped_squares=find_squares(training.tables.get(CLIPPED, {})),

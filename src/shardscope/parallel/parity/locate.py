@@ -189,11 +189,14 @@ class _ProbeComparisons:
         """
         for point, comparison in self.comparisons.items():
             is_wrong = point.phase is phase and comparison.verdict.agreement in _WRONG
-            forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
-            if phase is Phase.BACKWARD and forward is not None:
-                is_wrong &= forward.verdict.agreement not in _WRONG
+            if phase is Phase.BACKWARD:
+                is_wrong &= self._is_right_in_forward(point)
             if is_wrong and not self._is_corrected_later(point):
                 yield point, comparison
+
+    def _is_right_in_forward(self, point: ProbePoint) -> bool:
+        forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
+        return forward is None or forward.verdict.agreement not in _WRONG
 
     def _is_corrected_later(
         self, point: ProbePoint, known: frozenset[ProbePoint] = frozenset()
@@ -243,11 +246,15 @@ class _ProbeComparisons:
             module = self.callers.get(module)
 
     def is_fine(self, module: str, phase: Phase, role: Role = Role.OUTPUT) -> bool | None:
-        """Whether all outputs, or inputs, of a module agree; None if none was compared."""
+        """Whether all outputs, or inputs, of a module agree; None if none could be compared.
+
+        Gradients of tensors that differ, such as tokens in another order, cannot.
+        """
         agreements = [
             comparison.verdict.agreement
             for point, comparison in self.comparisons.items()
             if (point.phase, point.role, point.module) == (phase, role, module)
+            and (phase is Phase.FORWARD or self._is_right_in_forward(point))
         ]
         return all(agreement in TOLERABLE for agreement in agreements) if agreements else None
 
