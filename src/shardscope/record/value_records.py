@@ -90,8 +90,8 @@ class RunComparison(Record, frozen=True, kw_only=True, gc=False):
     """The comparison of two runs by the values that both sampled.
 
     `deviations` are in the order of execution; the first is where the runs diverge. `num_equal` of
-    the `num_compared` tensors are equal bit for bit on all ranks, which can be said of the same
-    layout only. `incomparable` is why the comparison stopped early; empty if it did not.
+    the `num_compared` tensors are equal bit for bit on all ranks, which only two runs of the same
+    layout can show. `incomparable` is why the comparison stopped early; empty if it did not.
     """
 
     run_a: str

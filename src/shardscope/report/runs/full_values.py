@@ -34,7 +34,7 @@ class FullValue:
     """Figures of a full tensor under one reading of its local tensors.
 
     `copies` are the figures of each rank that should have the same as these, and does not. Sums of
-    squares are None for partial sums: norms of addends say nothing about that of the sum.
+    squares are None for partial sums: norms of terms say nothing about that of the sum.
     """
 
     reading: Reading
@@ -106,10 +106,10 @@ def list_readings(
 
 
 def read_partial_sum(samples: Sequence[ValueSample]) -> FullValue | None:
-    """The full tensor if each rank has an addend of it; None if all have the same."""
+    """The full tensor if each rank has a term of it; None if all have the same."""
     units = list(_merge_meshes(samples))
-    has_addends = len({unit.hashes for unit in units}) > 1
-    return _read_partial(units) if has_addends else None
+    has_terms = len({unit.hashes for unit in units}) > 1
+    return _read_partial(units) if has_terms else None
 
 
 def _merge_meshes(samples: Sequence[ValueSample]) -> Iterator[FullValue]:
@@ -170,7 +170,7 @@ def _merge_mesh(members: Sequence[ValueSample]) -> FullValue | None:
 
 
 def _find_place(sample: ValueSample) -> tuple[int, ...]:
-    """Which shard or addend of a DTensor a rank has: the same for copies."""
+    """Which shard or term of a DTensor a rank has: the same for copies."""
     return tuple(
         index
         for index, placement in zip(sample.coordinate, sample.placements, strict=True)

@@ -53,13 +53,13 @@ def describe_difference(
     if has_copies and kind not in _GRADIENTS:
         return ""
     for run, own, full in (("B", samples[1], a), ("A", samples[0], b)):
-        addends = read_partial_sum(own)
-        if addends is None or addends.num_elements != full.num_elements or addends.sum is None:
+        terms = read_partial_sum(own)
+        if terms is None or terms.num_elements != full.num_elements or terms.sum is None:
             continue
-        if full.sum is not None and _is_close(addends.sum, full, limit):
+        if full.sum is not None and _is_close(terms.sum, full, limit):
             return f"the ranks of run {run} hold partial sums: summed, they agree"
-        num_ranks = len(addends.ranks)
-        if num_ranks and full.sum is not None and _is_close(addends.sum / num_ranks, full, limit):
+        num_ranks = len(terms.ranks)
+        if num_ranks and full.sum is not None and _is_close(terms.sum / num_ranks, full, limit):
             return f"the mean over the ranks of run {run} agrees: they were not averaged"
     return ""
 
