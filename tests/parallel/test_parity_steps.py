@@ -208,3 +208,58 @@ def test_a_comparison_of_no_step_is_refused():
         compare(steps=0)
     with pytest.raises(ParityError, match="computes its own loss"):
         compare(loss=torch.sum)
+
+
+def test_settings_and_weights_that_one_rank_alone_changes_are_out_of_sync():
+    def step(model, batch, optimizer, mesh=None):
+        result = train(model, batch, optimizer, mesh)
+        if mesh is None or mesh.get_rank() == 0:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        return result
+
+    finding = only_finding(compare(step, single_step=step))
+    assert finding.rule == "parity-out-of-sync"
+    assert "lr is 0.005 on rank 0, 0.01 on rank 1 and 0.005 on the single device" in finding.fact
+
+    def follow(model, batch, optimizer, mesh=None):
+        with torch.no_grad():
+            if mesh is None or mesh.get_rank() == 0:
+                model[2].bias += 1
+
+    finding = only_finding(
+        compare(follow, single_step=follow, parallelize=None, optimizer=None, batch_axes=())
+    )
+    assert (finding.rule, finding.subject) == ("parity-out-of-sync", "2.bias")
+    assert "matches on rank 0 only" in finding.fact
+
+
+def test_a_step_that_one_rank_skips_is_stale_and_not_a_matter_of_clipping():
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().mul(2).backward()
+        if mesh is None or mesh.get_rank() == 0:
+            for parameter in model.parameters():
+                parameter.grad /= 2
+            optimizer.step()
+
+    even = {"inputs": (X[:6], Y[:6]), "parallelize": None, "batch_axes": ()}
+    finding = only_finding(compare(step, single_step=step, **even))
+    assert finding.rule == "parity-stale"
+    assert "optimizer steps is 1 on rank 0, 0 on rank 1 and 1 on the single device" in finding.fact
+
+
+def test_a_loss_of_own_samples_is_no_difference_in_steps_before_the_first_wrong_one():
+    def step(model, batch, optimizer, mesh=None, *, epochs={}):
+        epoch = epochs[model] = epochs.get(model, -1) + 1
+        if mesh is not None:  # takes the first half again in the second step
+            batch = [tensor.chunk(2)[mesh.get_rank()] for tensor in batch]
+            epoch = 0
+        x, y = (tensor.roll(epoch, 0) for tensor in batch)
+        optimizer.zero_grad()
+        (model(x) * (epoch + 1) - y).square().mean().backward()
+        optimizer.step()
+
+    recording = compare(step, single_step=step, batch_axes=(), inputs=(X[:6], Y[:6]))
+    wrong = [t for t in recording.parity[0].tensors if t.agreement not in TOLERABLE]
+    assert {tensor.step for tensor in wrong} == {2}

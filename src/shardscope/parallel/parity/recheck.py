@@ -30,6 +30,7 @@ AGREES_IN_FP64 = "agrees in double precision"
 _COARSE = 1e-4  # a machine epsilon that may hide an error
 _MAX_ROUNDING = 0.5  # the relative error above which a tensor has other values, not rounded ones
 _NOISY = 1e-3  # a relative noise that may hide an error
+_ROUNDING_IN_FP64 = 1e-12  # a relative error that is rounding, also where it is amplified
 _MAX_SAMPLES = 1024  # largest number of samples that are compared pairwise
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
@@ -76,7 +77,7 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
             result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
         )
         return dataclasses.replace(result, verdict=verdict)
-    if is_close and fp64_agreement in _NUMERIC:
+    if is_close and fp64_agreement in _NUMERIC and not _is_rounding_in_fp64(fp64_result):
         dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
         verdict = replace(
             fp64_result.verdict,
@@ -91,6 +92,12 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
     if is_close or not fp64_result.full:
         return result
     return dataclasses.replace(fp64_result, verdict=result.verdict, dtype=result.dtype)
+
+
+def _is_rounding_in_fp64(fp64_result: TensorComparison) -> bool:
+    """Whether an error in double precision is rounding, as of updates by tiny gradients in Adam."""
+    error = fp64_result.verdict.error
+    return error is not None and error <= _ROUNDING_IN_FP64
 
 
 def _is_small(result: TensorComparison) -> bool:
@@ -167,27 +174,28 @@ def accept_own_values(
     """Accept values of each step that may rightly differ between ranks.
 
     These are the outputs of pipeline stages without the last modules and, if the model is trained
-    as on the single device, a loss or a count of a rank's own shard, the loss of a micro-batch with
-    another scale, and samples in the order in which ranks took them. Numbers that a program reads
-    to compute with, and that are neither a loss nor a norm, belong to how it computes.
+    as on the single device until then, a loss or a count of a rank's own shard, the loss of a
+    micro-batch with another scale, and samples in the order in which ranks took them. Numbers that
+    a program reads to compute with, and that are neither a loss nor a norm, belong to how it
+    computes.
     """
-    of_training = [
-        result
-        for step in steps
-        for result in step
-        if result.case.kind in _OF_TRAINING and not _is_scalar_state(result)
-    ]
-    is_right = any(result.case.kind is TensorKind.GRADIENT for result in of_training) and all(
-        result.verdict.agreement in TOLERABLE for result in of_training
-    )
-    decided = []
+    decided, is_right, has_gradients = [], True, False
     for step, reference in zip(steps, references, strict=True):
+        of_training = [
+            result
+            for result in step
+            if result.case.kind in _OF_TRAINING and not _is_scalar_state(result)
+        ]
+        has_gradients |= any(result.case.kind is TensorKind.GRADIENT for result in of_training)
+        # A step that is wrong makes those after it wrong, and not those before it.
+        is_right &= all(result.verdict.agreement in TOLERABLE for result in of_training)
+        is_trained = is_right and has_gradients
         logged = reference.find_logged()
         accepted = (
-            _accept_reading(_accept_stage(result, stages), logged, is_right=is_right)
+            _accept_reading(_accept_stage(result, stages), logged, is_right=is_trained)
             for result in step
         )
-        decided.append([_accept(result, axes, is_right=is_right) for result in accepted])
+        decided.append([_accept(result, axes, is_right=is_trained) for result in accepted])
     return decided
 
 
