@@ -70,6 +70,7 @@ from shardscope._torch import skip_dynamo as skip_dynamo_shim
 from shardscope._torch.collectives import functional, hooks, objects, schema
 from shardscope._torch.cuda import workspaces
 from shardscope._torch.cuda.simulated import simulated_cuda
+from shardscope._torch.data_loading import watched_batches
 from shardscope._torch.process_groups import simulated as simulated_group
 from shardscope._torch.process_groups import simulated_tensors
 from shardscope._torch.storage import plain_tensors
@@ -509,6 +510,19 @@ def device_is_read_from_the_base_class() -> bool:
     return bool(read(tensor) == torch.device("cpu")) and tensor.shape == (3,)
 
 
+def batches_are_watched() -> bool:
+    """Whether every batch of a data loader passes through our function."""
+    drawn = []
+
+    def take(draw: Callable[[], Any]) -> Any:
+        drawn.append(draw())
+        return drawn[-1]
+
+    with watched_batches(take):
+        batches = list(torch.utils.data.DataLoader(torch.arange(4), batch_size=2))
+    return len(drawn) >= 2 and batches[0] is drawn[0]
+
+
 def clipping_is_watched() -> bool:
     """Whether both halves of clipping report themselves, by names that were taken before."""
     halves = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_
@@ -865,8 +879,9 @@ PROBES: dict[str, Probe] = {
     "torch._library.custom_ops.OPDEFS": lambda: (
         custom_op() and dispatch.describe_custom_op("shardscope_canary::same")
     ),
-    # training_hooks.py
+    # data_loading.py, training_hooks.py
     "torch.nn.utils.clip_grad._get_total_norm": clipping_is_watched,
+    "torch.utils.data.dataloader._BaseDataLoaderIter": batches_are_watched,
     "torch.nn.utils.clip_grad._clip_grads_with_norm_": clipping_is_watched,
     # export.py, dtensor.py
     "torch._dispatch.python.enable_python_dispatcher": symbolic_sizes_are_divided,

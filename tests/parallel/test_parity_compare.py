@@ -6,16 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+from shardscope.numerics import find_floor
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
+    Case,
     StepResult,
     Task,
+    TensorComparison,
     Variant,
     as_model,
     compare,
+    compare_case,
     run_all,
     run_task,
 )
+from shardscope.parallel.parity.recheck import recheck_fp64
 from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVerdict
 
 
@@ -302,3 +307,23 @@ def test_dtypes_in_the_code_of_a_model_become_double_in_the_fp64_run():
     x = numbers(3, 8).bfloat16().double()
     wanted = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     assert torch.allclose(y, wanted, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("error", "is_wrong"), [(1e-13, False), (1e-8, True)])
+def test_rounding_of_double_precision_is_no_difference_however_little_is_expected(error, is_wrong):
+    """Adam divides by the size of a gradient, which makes rounding of small gradients larger."""
+    y = numbers(20, 20).double()
+
+    def compare_with(wrong: torch.Tensor, dtype: torch.dtype) -> TensorComparison:
+        reference = y.to(dtype)
+        floor = find_floor(reference.double(), y, [], dtype)
+        ranks = (wrong.to(dtype),)
+        kind = TensorKind.UPDATED
+        return compare_case(Case(kind, "weight", reference, y, floor, ranks, (1,), dtype))
+
+    wrong = y * (1 + error)
+    rounded, fp64 = (compare_with(wrong, dtype) for dtype in (torch.float32, torch.float64))
+    assert rounded.verdict.agreement in (Agreement.CLOSE, Agreement.EQUAL)
+    assert fp64.verdict.agreement is Agreement.DIFFERS
+    (decided,) = recheck_fp64([rounded], {(TensorKind.UPDATED, "weight"): fp64})
+    assert (decided.verdict.agreement is Agreement.DIFFERS) is is_wrong

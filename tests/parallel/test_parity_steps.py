@@ -7,7 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
+from parity_models import Row, Sum
 from shardscope import parity
 from shardscope.errors import ParityError
 from shardscope.record import TOLERABLE, TensorKind
@@ -147,6 +151,111 @@ def test_a_norm_of_own_shards_is_recognized_where_gradients_are_scaled_by_hand()
     assert "computes it from its own shards only" in finding.fact
 
 
+def test_shards_in_plain_tensors_that_a_norm_does_not_sum_are_named():
+    """The norms of DTensors are complete, and both groups are clipped with the common norm."""
+
+    def shard_by_hand(model, mesh):
+        parallelize_module(model[0], mesh["dp"], ColwiseParallel())
+        model[2] = Row(model[2], mesh["dp"], reduce=Sum, bias="after")
+
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        groups = [list(model[0].parameters()), list(model[2].parameters())]
+        norms = [nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+        norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        total = torch.stack(norms).square().sum().sqrt()
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, 0.1, total)
+        optimizer.step()
+
+    recording = compare(step, parallelize=shard_by_hand, single_step=step, batch_axes=())
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-norm", "the gradient norm")
+    assert "its own shards of 2.weight only, which are not summed over dp" in finding.fact
+
+
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_quotient_by_a_count_that_is_not_summed_is_a_missing_reduction(is_of_all):
+    def report(model, batch, optimizer, mesh=None):
+        train(model, batch, optimizer, mesh)
+        x, y = batch
+        total, count = (model(x) - y).detach().abs().sum(), torch.tensor(float(len(x)))
+        if mesh is not None:
+            dist.all_reduce(total)
+            if is_of_all:
+                dist.all_reduce(count)
+        return total / count
+
+    recording = compare(report, single_step=report)
+    if is_of_all:
+        assert not recording.findings
+        return
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-missing-reduction", "returned")
+    assert "each rank divides by is not summed over dp" in finding.fact
+
+
+def test_a_norm_that_only_the_factor_of_clipping_shows_is_explained():
+    """A program that scales gradients by itself calls nothing that tells its norm."""
+
+    def clip_by_hand(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        squares = torch.stack([p.grad.square().sum() for p in model.parameters()]).sum()
+        if mesh is not None:
+            dist.all_reduce(squares)  # DistributedDataParallel's gradients are copies
+        factor = min(1.0, 0.1 / (squares.sqrt().item() + 1e-6))
+        for parameter in model.parameters():
+            parameter.grad.mul_(factor)
+        optimizer.step()
+
+    finding = only_finding(
+        compare(
+            clip_by_hand,
+            single_step=clip_by_hand,
+            parallelize=lambda model, mesh: DistributedDataParallel(model),
+            inputs=(X[:6], Y[:6]),
+        )
+    )
+    assert finding.rule == "parity-norm"
+    assert "their norm" not in finding.fact
+    assert "are counted 2 times, which is the size of dp" in finding.fact
+
+
+def test_parameters_that_some_ranks_leave_as_they_were_are_stale():
+    def average(model, batch, optimizer, mesh=None):
+        inner = model if mesh is None else model.module
+        optimizer.zero_grad()
+        (model(batch[0]) - batch[1]).square().mean().backward()
+        optimizer.step()
+        if mesh is None or mesh.get_rank() == 0:
+            with torch.no_grad():
+                inner[3].weight.lerp_(inner[2].weight, 0.5)
+
+    def build_average():
+        model = build()
+        model.append(nn.Linear(16, WIDTH).requires_grad_(requires_grad=False))
+        model[3].forward = lambda x: x
+        return model
+
+    finding = only_finding(
+        parity(
+            build_average(),
+            {"dp": 2},
+            parallelize=lambda model, mesh: DistributedDataParallel(model),
+            train_step=average,
+            optimizer=make_optimizer,
+            inputs=(X[:6], Y[:6]),
+            batch_axes="dp",
+        )
+    )
+    assert (finding.rule, finding.subject) == ("parity-stale", "3.weight")
+    assert "Rank 1 leaves it as it was, and the single device updates it." in finding.fact
+
+
 def test_an_optimizer_made_before_sharding_holds_stale_parameters():
     def parallelize(model, mesh):
         optimizer = make_optimizer(model)
@@ -187,7 +296,7 @@ def test_a_number_that_only_the_log_shows_wrong_is_blamed_by_itself():
     finding = only_finding(compare(step, single_step=step))
     assert "The model is trained as on the single device" in finding.fact
     assert finding.subject == "returned['samples']"
-    assert read_line(finding).startswith('return result | {"samples": total.item()')
+    assert read_line(finding) == "dist.all_reduce(total)"  # which computes it
 
 
 def test_a_step_that_is_parallel_by_itself_needs_no_sharding_function():
@@ -223,8 +332,8 @@ def test_settings_and_weights_that_one_rank_alone_changes_are_out_of_sync():
 
     def follow(model, batch, optimizer, mesh=None):
         with torch.no_grad():
-            if mesh is None or mesh.get_rank() == 0:
-                model[2].bias += 1
+            is_right = mesh is None or mesh.get_rank() == 0
+            model[2].bias += torch.arange(WIDTH) if is_right else torch.arange(WIDTH).square()
 
     finding = only_finding(
         compare(follow, single_step=follow, parallelize=None, optimizer=None, batch_axes=())

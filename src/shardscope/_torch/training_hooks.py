@@ -1,5 +1,7 @@
 """Reports what a training step does outside its modules: backward, clipping, optimizer steps.
 
+Of ranks that are threads, collectives are reported, too.
+
 Functions that clip gradients may have been imported by name before they are watched. They share a
 wrapper of torch, whose variable with the wrapped function is exchanged, so that all names of a
 function are watched.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CellType
 from typing import Any, Protocol
@@ -52,6 +54,11 @@ class TrainingListener(Protocol):
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
         """The program reads the value of a tensor, as with `item()`."""
+
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """A collective, or a receive, of a threaded rank has filled its outputs."""
 
 
 _listeners: dict[int, list[TrainingListener]] = {}  # by thread
@@ -97,6 +104,13 @@ def _report(call: Callable[[TrainingListener], None]) -> None:
     with unwatched():
         for listener in tuple(listeners):
             call(listener)
+
+
+def report_collective(
+    kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Tell the listeners of this thread that a collective has filled its outputs."""
+    _report(lambda listener: listener.after_collective(kind, inputs, outputs))
 
 
 def _install() -> None:

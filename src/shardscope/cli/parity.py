@@ -17,6 +17,8 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
+    batch_axis_option,
+    batch_dim_option,
     force_option,
     output_option,
     seed_option,
@@ -61,7 +63,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 @program_options(
     "num_nodes",
     "num_per_node",
-    target_only=("mesh", "processes", "batch_axes", "batch_dim", "precision", "seed"),
+    target_only=("mesh", "processes", "batch_axes", "precision", "seed"),
 )
 @click.option(
     "--single-args",
@@ -74,27 +76,14 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 @click.option(
     "--processes", is_flag=True, help="Run the ranks as processes (gloo) instead of threads."
 )
-@click.option(
-    "--batch-axis",
-    "batch_axes",
-    metavar="AXIS",
-    multiple=True,
-    show_default="none: every rank gets the full batch",
-    help="Mesh axis over which the batch is sharded; may be repeated.",
-)
-@click.option(
-    "--batch-dim",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Dim of the batch's tensors that is sharded over the batch axes.",
-)
+@batch_axis_option
+@batch_dim_option
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Training steps to compare, if TARGET defines train_step().",
+    help="Training steps to compare: of a program, or if TARGET defines train_step().",
 )
 @click.option(
     "--precision",
@@ -135,14 +124,14 @@ def command(
     and the updated parameters. The ranks run parallel_train_step if there is one; a step with a
     fourth parameter gets the device mesh, which is None on the single device.
 
-    A training program after -- runs as it is: all its ranks as processes of this machine, until its
-    first step has computed gradients. Then it runs as a single process, whose model gets the same
-    weights and is called with the inputs of each rank. Its loss, clipping and optimizer are not
-    compared.
+    A training program after -- runs as it is: all its ranks as processes of this machine, then a
+    single process, which gets the weights of the ranks and the samples of all of them, and takes
+    the same number of steps. Compared are losses, gradients, clipping, the optimizer's settings and
+    state, and updated parameters; of the first step also what the model returns.
     """
     if program is not None:
         destination = Destination(program.name, output, force=force)
-        recording = _compare_ranks(program, shlex.split(single_args))
+        recording = _compare_ranks(program, shlex.split(single_args), steps, batch_dim)
         destination.finish(recording, render_summary(recording))
         ctx.exit(exit_code(recording, is_strict=strict))
     if single_args:
@@ -166,7 +155,9 @@ def command(
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Recording:
+def _compare_ranks(
+    program: LaunchedProgram, single_args: Sequence[str], steps: int, batch_dim: int
+) -> Recording:
     """Compare the ranks of a program with a single process, and show which processes have ended."""
     with show_progress(f"comparing {program.program.script}") as report:
         return compare_program(
@@ -174,6 +165,8 @@ def _compare_ranks(program: LaunchedProgram, single_args: Sequence[str]) -> Reco
             num_nodes=program.num_nodes,
             num_per_node=program.num_per_node,
             single_args=single_args,
+            num_steps=steps,
+            batch_dim=batch_dim,
             on_event=lambda event: report(f"rank {event.job.rank}, {event.job.instrument}"),
         )
 
@@ -190,7 +183,7 @@ def _check(
                 "no parallel model to compare. Define one of them."
             )
         model, batch = build_alone(program, report, seed=seed)
-        with _explain_failures(program):
+        with explain_failures(program):
             recording = parity(
                 model,
                 axes,
@@ -210,7 +203,7 @@ def _check(
 
 
 @contextmanager
-def _explain_failures(program: Program) -> Iterator[None]:
+def explain_failures(program: Program) -> Iterator[None]:
     """Explain an error of a rank or of the single device, with the line of the program."""
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -16,13 +16,22 @@ from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
 from shardscope.launch.step_capture import CAPTURE, PROBED, name_step_file
-from shardscope.launch.step_replay import PLAN, REPLAYS, name_replay_file
-from shardscope.parallel.parity.captured_parity import can_locate, compare_steps
+from shardscope.launch.step_replay import (
+    PLAN,
+    REPLAYS,
+    name_replay_file,
+    name_training_file,
+)
+from shardscope.parallel.parity.captured_parity import compare_steps
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
     ReplayPlan,
     Replays,
     plan_replay,
+)
+from shardscope.parallel.parity.captured_training import (
+    compare_training,
+    takes_batches_in_sequence,
 )
 from shardscope.record import Gap, Recording
 
@@ -33,19 +42,23 @@ def compare_program(
     num_nodes: int = 1,
     num_per_node: int = 8,
     single_args: Sequence[str] = (),
+    num_steps: int = 2,
+    batch_dim: int = 0,
     on_event: OnEvent = lambda event: None,
 ) -> Recording:
-    """Compare the first step of a program's ranks with a single process that replays it.
+    """Compare the training steps of a program's ranks with those of a single process.
 
-    All ranks run on this machine, with data, until the first step has computed gradients. Then the
-    program runs as a single process until it calls its model; that model gets the weights of
-    the ranks and is called with the inputs of each.
+    All ranks run on this machine, with data. Then the program runs as a single process; its model
+    gets the weights of the ranks, is called with the inputs of each, and then trained by the
+    program itself on the data of all ranks.
 
     Args:
         program: The program that torchrun would start.
         num_nodes: The number of nodes.
         num_per_node: The number of processes per node.
         single_args: Arguments that are added where the program runs as a single process.
+        num_steps: The number of steps that are compared.
+        batch_dim: The dim along which the ranks' samples make one batch.
         on_event: Called when a process has ended, or a step.
     """
     program.check()
@@ -62,17 +75,21 @@ def compare_program(
         is_module=program.is_module,
         num_nodes=num_nodes,
         num_per_node=num_per_node,
-        num_steps=1,
+        num_steps=num_steps,
         gpu=GPU_NAMES[0],
         scratch="",
         jobs=(),
         num_parallel=cluster.size,
         has_data=True,
     )
-    recording, plan = _compare(request, single_args, on_event)
-    if can_locate(recording, plan):
+    steps, plan, replays, gaps = _run(request, single_args, on_event, batch_dim=batch_dim)
+    training = compare_training([step.training for step in steps], plan, replays)
+    recording, can_locate = compare_steps(steps, plan, replays, gaps, training)
+    if can_locate:
         try:
-            recording, _ = _compare(request, single_args, on_event, end=PROBED)
+            probed = replace(request, num_steps=1)
+            run = _run(probed, single_args, on_event, batch_dim=batch_dim, end=PROBED)
+            recording, _ = compare_steps(*run, training)
         except LaunchError as error:
             fact = f"a run in which modules are recorded failed ({error!s:.200})"
             gap = Gap(place="the first difference", fact=fact)
@@ -80,10 +97,24 @@ def compare_program(
     return replace(recording, run=replace(recording.run, command=program.command))
 
 
-def _compare(
-    request: Request, single_args: Sequence[str], on_event: OnEvent, end: str = ""
-) -> tuple[Recording, ReplayPlan]:
-    """Capture and replay a step, and compare; `end` is that of the names of the instruments."""
+class _Run(NamedTuple):
+    """What the ranks and a single process have computed."""
+
+    steps: list[CapturedStep]
+    plan: ReplayPlan
+    replays: Replays
+    gaps: list[Gap]
+
+
+def _run(
+    request: Request,
+    single_args: Sequence[str],
+    on_event: OnEvent,
+    *,
+    batch_dim: int,
+    end: str = "",
+) -> _Run:
+    """Capture and replay steps; `end` is that of the names of the instruments."""
     with tempfile.TemporaryDirectory(
         prefix="shardscope-parity-", ignore_cleanup_errors=True
     ) as folder:
@@ -91,32 +122,37 @@ def _compare(
         jobs = tuple(Job(rank=rank, instrument=CAPTURE + end) for rank in range(size))
         ranks = Path(folder, "ranks")
         request = replace(request, scratch=str(ranks), jobs=jobs, is_shown=not end)
-        steps = _capture(request, on_event)
-        plan = plan_replay(steps)
+        steps, gaps = _capture(request, on_event)
         jobs = tuple(Job(rank=0, instrument=name + end) for name in REPLAYS)
         request = replace(
             request,
             args=(*request.args, *single_args),
             num_nodes=1,
             num_per_node=1,
-            scratch=str(Path(folder, "single")),
             jobs=jobs,
             num_parallel=len(jobs),
             is_shown=False,
         )
-        replays, gaps = _replay(request, plan, on_event)
-    return compare_steps(steps, plan, replays, gaps), plan
+        for is_sequence in (False, True):
+            plan = plan_replay(steps, batch_dim=batch_dim, is_sequence=is_sequence)
+            scratch = str(Path(folder, f"single{int(is_sequence)}"))
+            replays, replay_gaps = _replay(replace(request, scratch=scratch), plan, on_event)
+            if not takes_batches_in_sequence([step.training for step in steps], plan, replays):
+                break
+    return _Run(steps, plan, replays, [*gaps, *replay_gaps])
 
 
-def _capture(request: Request, on_event: OnEvent) -> list[CapturedStep]:
-    """The first step of each rank."""
+def _capture(request: Request, on_event: OnEvent) -> tuple[list[CapturedStep], list[Gap]]:
+    """The steps of each rank, and a gap if the program failed after the first gradients."""
     mail = Path(request.scratch, MAIL)
     mail.mkdir(parents=True)
-    ended = run_jobs(request, on_event)
-    failures = RunResult(None, ended).failures
-    if failures:
+    failures = RunResult(None, run_jobs(request, on_event)).failures
+    files = [mail / name_step_file(job.rank) for job in request.jobs]
+    if failures and not all(file.exists() for file in files):
         raise LaunchError(failures[0])
-    return [_load(mail / name_step_file(job.rank)) for job in request.jobs]
+    fact = "the program failed, so that only what it computed before was compared "
+    gaps = [Gap(place="steps", fact=f"{fact}({failures[0]:.300})")] if failures else []
+    return [_load(file) for file in files], gaps
 
 
 def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Replays, list[Gap]]:
@@ -125,16 +161,32 @@ def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Repl
     mail.mkdir(parents=True)
     torch.save(plan, mail / PLAN)
     ended = {job_ended.job: job_ended for job_ended in run_jobs(request, on_event)}
-    files = [mail / name_replay_file(job.instrument) for job in request.jobs]
-    results = [_load(file) if file.exists() else None for file in files]
+    results = [_load_if_there(mail / name_replay_file(job.instrument)) for job in request.jobs]
+    trainings = tuple(
+        _load_if_there(mail / name_training_file(job.instrument)) for job in request.jobs
+    )
     reference, perturbed, fp64, perturbed_fp64 = results
     if reference is None or perturbed is None:
         raise LaunchError(_explain(ended[request.jobs[0 if reference is None else 1]]))
+    failures = RunResult(None, [ended[job] for job in request.jobs[:2]]).failures
+    gaps = [Gap(place="training", fact=_describe_failures(failures))] if failures else []
     if fp64 is not None and perturbed_fp64 is not None:
-        return Replays(reference, perturbed, fp64, perturbed_fp64), []
+        return Replays(reference, perturbed, fp64, perturbed_fp64, trainings), gaps
     failures = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
     fact = f"the program does not run in it as a single process ({' '.join(failures):.200})"
-    return Replays(reference, perturbed), [Gap(place="double precision", fact=fact)]
+    gaps.append(Gap(place="double precision", fact=fact))
+    return Replays(reference, perturbed, trainings=trainings), gaps
+
+
+def _load_if_there(file: Path) -> Any:
+    return _load(file) if file.exists() else None
+
+
+def _describe_failures(failures: Sequence[str]) -> str:
+    return (
+        "the single process failed on the data of all ranks, so that some of the steps were not "
+        f"compared ({failures[0]:.300})"
+    )
 
 
 def _explain(ended: JobEnded) -> str:

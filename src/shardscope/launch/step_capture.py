@@ -1,4 +1,8 @@
-"""Captures the first step of a program's rank: what its model takes, returns and gets back."""
+"""Captures steps of a program's rank: what its model takes, returns and gets back, and all else.
+
+Of the first step, what is needed to replay the calls of the model; of every step, what the loss,
+clipping and the optimizer compute, and the data that the program makes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, final
 from unittest import mock
@@ -29,6 +33,8 @@ from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
 from shardscope.comm.rank_calls import P2P_KINDS
+from shardscope.launch.step_data import DataMode
+from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import is_random
 from shardscope.parallel.equivalence import MeanRngMode, OriginalNames, named_tensors
@@ -50,7 +56,7 @@ def name_step_file(rank: int) -> str:
 
 @final
 class CaptureInstrument:
-    """Captures the first step of a rank, up to the moment before gradients are clipped or used.
+    """Captures the steps of a rank; of the first also what the model takes, returns and gets back.
 
     Random numbers that the model draws are replaced by their mean, as a single process would draw
     others; compiled functions run eagerly. With `has_probe`, modules are recorded too.
@@ -70,7 +76,11 @@ class CaptureInstrument:
         self._opaque: dict[str, None] = {}  # classes of arguments that are not understood
         self._has_sent = False  # whether ranks exchange tensors pairwise
         self._is_in_model = False
-        self._rng = _ModelRng(lambda: self._is_in_model or is_in_backward())
+        self._step: CapturedStep | None = None  # the first, once its gradients are known
+        self._observer: StepsObserver | None = None
+        self._data = DataMode(self._is_inside)
+        self._stack.enter_context(self._data.watching())
+        self._rng = ModelRng(lambda: self._is_in_model or is_in_backward())
         # Installed now: the program may import these functions by name.
         hook = register_optimizer_step_pre_hook(self._begin_optimizer)
         self._stack.callback(hook.remove)
@@ -101,6 +111,8 @@ class CaptureInstrument:
         self._buffers = copy_all_full(named_buffers(model))
         if self._probe is not None:
             self._stack.enter_context(self._probe.attached(model, OriginalNames(model)))
+        self._observer = StepsObserver(model)
+        self._stack.enter_context(self._observer.watching())
         self._stack.enter_context(self._rng)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
         replace_outermost_calls(self._call)
@@ -111,8 +123,19 @@ class CaptureInstrument:
         self._has_sent |= any(single.read().kind in P2P_KINDS for single in event.singles())
 
     def end_step(self) -> None:
-        """Called if the step has ended and no moment before it was seen."""
-        self._save(None)
+        """A step has ended: save what was captured so far."""
+        if self._observer is None:
+            return
+        if self._step is None:  # no moment before the end of the step was seen
+            self._step = self._read_step(None)
+        self._observer.end_step()
+        training = self._observer.training
+        training.data = self._data.list_used()
+        self._save(replace(self._step, training=training))
+
+    def _is_inside(self) -> bool:
+        """Whether the model or an optimizer is running."""
+        return self._is_in_model or (self._observer is not None and self._observer.is_in_optimizer)
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """There is no recording: the step is in a file."""
@@ -128,16 +151,22 @@ class CaptureInstrument:
         if module is not self._model:
             self._others.setdefault(type(module).__name__)
             return call(*args, **kwargs)
+        args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
         inputs, constants = self._read_arguments((args, kwargs))
         self._is_in_model = True
         try:
             result = call(*args, **kwargs)
         finally:
             self._is_in_model = False
+        if self._observer is not None:
+            self._observer.note_call([to_local(tensor) for tensor in inputs])
         # A loss may be computed from logits that are returned too: copies get only the gradients
         # that come from outside the model. Views would lose their hooks if written in place.
-        result = _clone_tensors(result)
+        result = clone_tensors(result)
         outputs = list(named_tensors(result))
+        self._data.note_outputs([tensor for _, tensor in outputs])
+        if self._step is not None:
+            return result
         captured = CapturedCall(
             inputs,
             constants,
@@ -173,8 +202,8 @@ class CaptureInstrument:
             self._finish()
 
     def _finish(self) -> None:
-        """Read the gradients, unless backward has not run, and end the program."""
-        if self._model is None or self.is_done or not self._calls:
+        """Read the gradients of the first step, unless backward has not run."""
+        if self._model is None or self._step is not None or not self._calls:
             return
         gradients = [
             (name, parameter.grad)
@@ -182,9 +211,11 @@ class CaptureInstrument:
             if parameter.grad is not None
         ]
         if gradients:
-            self._save(copy_all_full(gradients))
+            self._step = self._read_step(copy_all_full(gradients))
+            self._save(self._step)  # in case that the program fails later
 
-    def _save(self, gradients: dict[str, torch.Tensor] | None) -> None:
+    def _read_step(self, gradients: dict[str, torch.Tensor] | None) -> CapturedStep:
+        """What was captured of the first step."""
         assert self._model is not None
         if self._has_sent:
             self._refuse(
@@ -210,7 +241,7 @@ class CaptureInstrument:
             if name in after and not torch.equal(buffer, after[name])
         }
         is_seen = any(tensor is not None for call in calls for tensor in call.gradients)
-        step = CapturedStep(
+        return CapturedStep(
             self._parameters,
             self._buffers,
             calls,
@@ -218,19 +249,18 @@ class CaptureInstrument:
             _read_axes(self._model, size),
             changed if len(calls) == 1 else {},
             list(self._find_gaps(gradients is not None, is_seen, changed)),
-            {} if self._probe is None else self._probe.snapshots,
+            {} if self._probe is None else dict(self._probe.snapshots),
         )
-        self._end(step)
 
     def _refuse(self, sentence: str) -> NoReturn:
         """End the program because its step cannot be captured."""
-        self._end(sentence)
-
-    def _end(self, result: CapturedStep | str) -> NoReturn:
         self.is_done = True
+        self._save(sentence)
+        raise StepsDone
+
+    def _save(self, result: CapturedStep | str) -> None:
         rank, _ = read_identity()
         torch.save(result, Path(self._folder, name_step_file(rank)))
-        raise StepsDone
 
     def _find_gaps(
         self, has_gradients: bool, is_seen: bool, changed: dict[str, torch.Tensor]
@@ -269,7 +299,7 @@ class CaptureInstrument:
 
 
 @final
-class _ModelRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ModelRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replaces random numbers by their mean while `is_active()`, and knows whether any were."""
 
     supports_higher_order_operators = True  # torch would refuse to run them
@@ -299,16 +329,16 @@ def _preceded_by(before: Callable[[], None], function: Callable[..., Any]) -> Ca
     return call
 
 
-def _clone_tensors(value: Any) -> Any:
+def clone_tensors(value: Any) -> Any:
     """The value with copies, which autograd knows, in place of its tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if not is_dataclass(value) or isinstance(value, type | dict):
         is_container = isinstance(value, list | tuple | dict)
-        return map_leaves(_clone_tensors, value) if is_container else value
+        return map_leaves(clone_tensors, value) if is_container else value
     duplicate = copy(value)
     for item in fields(value):
-        object.__setattr__(duplicate, item.name, _clone_tensors(getattr(value, item.name)))
+        object.__setattr__(duplicate, item.name, clone_tensors(getattr(value, item.name)))
     return duplicate
 
 
@@ -330,6 +360,12 @@ def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that autograd does not know; it requires a gradient if the tensor does."""
     with torch.no_grad():
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
 
 
 def to_full(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
@@ -17,16 +17,24 @@ from torch.distributed import device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.launch.step_capture import (
     PROBED,
+    ModelRng,
+    clone_tensors,
     copy_all_full,
     copy_tensor,
     named_buffers,
     named_parameters,
     to_full,
+    to_local,
 )
-from shardscope.launch.steps import ModelCall, StepsDone
+from shardscope.launch.step_data import DataMode
+from shardscope.launch.step_training import StepsObserver
+from shardscope.launch.steps import StepsDone
 from shardscope.numerics import (
     convert_inputs_to_fp64,
     fp64_mode,
@@ -60,12 +68,18 @@ def name_replay_file(instrument: str) -> str:
     return f"{instrument}.pt"
 
 
+def name_training_file(instrument: str) -> str:
+    """The file with the entire steps that a single process takes after a replay."""
+    return f"{instrument}-training.pt"
+
+
 @final
 class ReplayInstrument:
     """Replays captured steps with the model of a program that runs as a single process.
 
-    `name` says how: `replay`, with `-fp64` in double precision, with `-perturbed` with weights and
-    inputs that are changed by one unit in the last place. Meshes of any shape have a single rank.
+    After that the program takes its own steps, with the data of all ranks. `name` says how:
+    `replay`, with `-fp64` in double precision, with `-perturbed` with weights and inputs that are
+    changed by one unit in the last place. Meshes of any shape have a single rank.
     """
 
     is_done = False
@@ -73,7 +87,14 @@ class ReplayInstrument:
     def __init__(self, name: str, folder: str) -> None:
         self._name = name
         self._folder = folder
+        self._is_fp64, self._is_perturbed = "fp64" in name, "perturbed" in name
+        self._plan: ReplayPlan = torch.load(Path(folder, PLAN), weights_only=False)
         self._stack = ExitStack()
+        self._model: nn.Module | None = None
+        self._is_in_model = False
+        self._observer: StepsObserver | None = None
+        self._data = DataMode(self._is_inside, self._plan.data)
+        self._stack.enter_context(self._data.watching())
         init_device_mesh = device_mesh.init_device_mesh
 
         @functools.wraps(init_device_mesh)
@@ -89,31 +110,95 @@ class ReplayInstrument:
         """Wait for the call of the model, whose arguments say how to pass captured inputs."""
         torch.compiler.set_stance("force_eager")
         if models:
-            ModelCall(models[0], self._replay)
+            self._model = models[0]
+            replace_outermost_calls(self._call)
+            self._stack.callback(replace_outermost_calls, None)
 
     def end_step(self) -> None:
-        """The program is ended before."""
+        """A step has ended: save what was observed so far."""
+        if self._observer is not None:
+            self._observer.end_step()
+            training = self._observer.training
+            training.problems = list(self._data.problems)
+            torch.save(training, Path(self._folder, name_training_file(self._name)))
+
+    def _is_inside(self) -> bool:
+        """Whether the model or an optimizer is running."""
+        return self._is_in_model or (self._observer is not None and self._observer.is_in_optimizer)
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """There is no recording: the result is in a file."""
         self._stack.close()
         return None
 
-    def _replay(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call(
+        self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        is_trained = module is self._model and module.training and torch.is_grad_enabled()
+        if not is_trained or is_in_backward():
+            return call(*args, **kwargs)
+        if self._observer is None:
+            with preserved_random_state():
+                self._replay(module, (args, kwargs))
+            self._observer = self._observe(module)
+        args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._observer.note_call([to_local(copy_tensor(tensor)) for tensor in tensors])
+        if self._is_perturbed:
+            args, kwargs = perturb_ulp_(nn.Module(), (args, kwargs))
+        if self._is_fp64:
+            args, kwargs = convert_inputs_to_fp64((args, kwargs))
+        self._is_in_model = True
+        try:
+            result = clone_tensors(call(*args, **kwargs))
+        finally:
+            self._is_in_model = False
+        outputs = [tensor for _, tensor in named_tensors(result)]
+        self._data.note_outputs(outputs)
+        self._observer.note_outputs(outputs)
+        return result
+
+    def _replay(self, model: nn.Module, arguments: Any) -> None:
+        """Replay the calls of the ranks, and save what the model computes."""
         result: ReplayResult | str
         try:
-            result = self._make_result(model, (args, kwargs))
+            self._is_in_model = True
+            result = self._make_result(model, arguments)
         except _ReplayError as error:
             result = str(error)
+        finally:
+            self._is_in_model = False
         torch.save(result, Path(self._folder, name_replay_file(self._name)))
-        self.is_done = True
-        raise StepsDone
+        if isinstance(result, str) or result.probe is not None:
+            self.is_done = True
+            raise StepsDone
+
+    def _observe(self, model: nn.Module) -> StepsObserver:
+        """Let the program go on with its own steps, from the weights of the ranks."""
+        _load(named_buffers(model), self._plan.buffers)
+        rng = ModelRng(lambda: self._is_in_model or is_in_backward())
+        self._stack.enter_context(rng)
+        if self._is_fp64:
+            self._stack.enter_context(fp64_mode(self._narrow))
+        observer = StepsObserver(model, self._exchange_gradients)
+        self._stack.enter_context(observer.watching())
+        return observer
+
+    def _exchange_gradients(self, parameters: Mapping[str, torch.Tensor], step: int) -> None:
+        """Go on with the gradients of the ranks, so that what follows is compared by itself."""
+        if step >= len(self._plan.gradients):
+            return
+        gradients = self._plan.gradients[step]
+        values = dict(gradients)
+        if self._is_perturbed:
+            values = dict(zip(gradients, perturb_ulp(list(gradients.values())), strict=True))
+        owned = ((name, p.grad) for name, p in parameters.items() if p.grad is not None)
+        _load(iter(owned), values)
 
     def _make_result(self, model: nn.Module, arguments: Any) -> ReplayResult:
-        plan: ReplayPlan = torch.load(Path(self._folder, PLAN), weights_only=False)
-        is_fp64, is_perturbed = "fp64" in self._name, "perturbed" in self._name
+        plan, is_fp64, is_perturbed = self._plan, self._is_fp64, self._is_perturbed
         weights = full = _join_weights(model, plan)
-        narrow = main_dtype(model)
+        narrow = self._narrow = main_dtype(model)
         if is_perturbed:
             weights = dict(zip(weights, perturb_ulp(list(weights.values())), strict=True))
         if is_fp64:

@@ -171,8 +171,13 @@ for _ in range(3):
                 parameter.grad /= size
     if "scaled" in ways:
         scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    optimizer.step()
+    if ways[0] not in ("tp", "mesh"):  # the norm of whose shards would need a reduction
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    if "scaled" in ways:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
     optimizer.zero_grad()
     if rank == 0:
         print(f"loss {loss.item():.3f}")

@@ -24,6 +24,7 @@ from shardscope._torch.process_groups.collective_semantics import (
     read_factor,
 )
 from shardscope._torch.process_groups.simulated import forget_placements
+from shardscope._torch.training_hooks import report_collective
 
 _create_work_from_future = find_name(
     "torch._C._distributed_c10d._create_work_from_future",
@@ -225,6 +226,7 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         source, sent = self._exchange.receive(self._key, self._own_rank, sender, tag)
         with torch.no_grad():
             tensor.detach().copy_(sent.reshape(tensor.shape))
+        report_collective("receive", [sent], [tensor])
         return source
 
     def _join(
@@ -237,6 +239,8 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         purpose = self.group_desc.removeprefix(OWN) if self.group_desc.startswith(OWN) else ""
         request = CollectiveRequest(kind, inputs, outputs, purpose=purpose, **more)
         self._exchange.join(self._key, self._own_rank, request)
+        if not purpose:
+            report_collective(kind, inputs, outputs)
         return _finished(outputs)
 
 

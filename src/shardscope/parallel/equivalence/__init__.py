@@ -28,6 +28,7 @@ from shardscope.parallel.equivalence.compare import (
     describe_dtype,
     name_dtype,
 )
+from shardscope.parallel.equivalence.declared import Declared, read_declared
 from shardscope.parallel.equivalence.names import (
     OriginalNames,
     named_buffers,
@@ -57,8 +58,11 @@ from shardscope.parallel.equivalence.step import (
     call_model,
     default_loss,
     execute,
+    find_squares,
     find_stages,
+    gather_result,
     is_cleared,
+    keep_local,
     shard_batch,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
@@ -70,20 +74,26 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
+    CLIPPED,
+    RAW,
     UPDATED,
     Key,
     Table,
     Training,
+    TrainingRecorder,
     TrainingValues,
     TrainStep,
 )
 
 __all__ = [
     "AS_IT_IS",
+    "CLIPPED",
     "MARKED",
     "OF_A_RANK",
+    "RAW",
     "UPDATED",
     "Case",
+    "Declared",
     "Key",
     "Layout",
     "MeanRngMode",
@@ -101,6 +111,7 @@ __all__ = [
     "TracedWeights",
     "TrainStep",
     "Training",
+    "TrainingRecorder",
     "TrainingValues",
     "Variant",
     "as_model",
@@ -113,9 +124,12 @@ __all__ = [
     "draws_numbers",
     "drop_extra_calls",
     "execute",
+    "find_squares",
     "find_stages",
+    "gather_result",
     "is_cleared",
     "is_unclear",
+    "keep_local",
     "make_cases",
     "name_dtype",
     "named_buffers",
@@ -124,6 +138,7 @@ __all__ = [
     "ranks_across",
     "ranks_along",
     "ranks_by_distance",
+    "read_declared",
     "run_all",
     "run_fp64",
     "run_task",

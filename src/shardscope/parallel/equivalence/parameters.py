@@ -141,6 +141,7 @@ class TracedWeights:
         """The results with full gradients, and parameters under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
         raw_gradients = self._put_together([rank.raw_gradients for rank in ranks])
+        reduced_gradients = self._put_together([rank.reduced_gradients for rank in ranks])
         training = self._apply_to_training(ranks)
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
@@ -152,8 +153,11 @@ class TracedWeights:
                     rank,
                     gradients=rank_gradients,
                     raw_gradients=raw_gradients[index],
+                    reduced_gradients=reduced_gradients[index],
                     local_squares=_rename(rank.local_squares, origins),
+                    distributed=frozenset(origins.get(n, n) for n in rank.distributed),
                     raw_squares=_rename(rank.raw_squares, origins),
+                    reduced_squares=_rename(rank.reduced_squares, origins),
                     clipped_squares=_rename(rank.clipped_squares, origins),
                     parameters={
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()

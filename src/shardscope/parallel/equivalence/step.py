@@ -11,16 +11,19 @@ from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.declared import Declared
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
     CLIPPED,
     RAW,
+    REDUCED,
     Key,
     Table,
     Training,
@@ -49,7 +52,10 @@ class StepResult:
     of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
     part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
-    `raw_gradients` the gradients as backward left them there, before the program could change them.
+    `raw_gradients` the gradients as backward left them there, before the program could change them,
+    and `reduced_gradients` those as the last collective left them that the program called itself.
+    `declared` has the types of tensors that were not gathered, where placements or annotations give
+    them: of snapshots, by their names, and of the others, by kind and name.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -71,10 +77,14 @@ class StepResult:
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
     training: TrainingValues = field(default_factory=TrainingValues)
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
+    declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
     inputs: list[torch.Tensor] = field(default_factory=list)  # of the model, as on this rank
     input_source: Source | None = None  # the line that calls the model
+    reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
@@ -195,7 +205,7 @@ GatherFull = Callable[[Tensors], Tensors]
 _SEPARATOR = "\0"  # in no path
 
 
-def _keep_local(tensors: Tensors) -> Tensors:
+def keep_local(tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -208,6 +218,10 @@ class Probe(Protocol):
     @property
     def snapshots(self) -> dict[str, torch.Tensor]:
         """The recorded tensors, by encoded `ProbePoint`."""
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        """The types that placements or annotations give the snapshots."""
 
     @property
     def sources(self) -> dict[str, Source]:
@@ -232,7 +246,7 @@ def execute(
     task: Task,
     *,
     names: OriginalNames | None = None,
-    gather: GatherFull = _keep_local,
+    gather: GatherFull = keep_local,
     probed: ProbedStep | None = None,
     optimizer: object = None,
     mesh: Any = None,
@@ -321,7 +335,9 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for call, output in enumerate(calls.results)
         for path, tensor in named_tensors(output)
     }
-    full = _gather_all(run.gather, outputs, gradients, buffers, training)
+    full = gather_result(run.gather, outputs, gradients, buffers, training)
+    declared: dict[str | Key, Declared] = {}
+    declared.update({} if probe is None else probe.declared)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -331,10 +347,13 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
         inputs=calls.inputs,
         input_source=calls.source,
-        local_squares=_find_squares(gradients) if task.training is not None else {},
-        raw_squares=_find_squares(training.tables.get(RAW, {})),
-        clipped_squares=_find_squares(training.tables.get(CLIPPED, {})),
+        local_squares=find_squares(gradients) if task.training is not None else {},
+        distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
+        raw_squares=find_squares(training.tables.get(RAW, {})),
+        reduced_squares=find_squares(training.tables.get(REDUCED, {})),
+        clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
+        declared=declared,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
@@ -360,7 +379,7 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {
@@ -370,7 +389,7 @@ def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     }
 
 
-def _gather_all(
+def gather_result(
     gather: GatherFull,
     outputs: dict[str, torch.Tensor],
     gradients: dict[str, torch.Tensor],
@@ -402,7 +421,7 @@ def _gather_all(
         ]
         for (kind, name), values in training.scalars.items()
     }
-    raw_gradients = tables.pop(RAW, {})
+    raw_gradients, reduced_gradients = tables.pop(RAW, {}), tables.pop(REDUCED, {})
     return StepResult(
         [
             (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
@@ -412,6 +431,7 @@ def _gather_all(
         {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
         training=replace(training, tables=tables, scalars=scalars),
         raw_gradients=raw_gradients,
+        reduced_gradients=reduced_gradients,
     )
 
 

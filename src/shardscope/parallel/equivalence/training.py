@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Number
@@ -37,6 +37,7 @@ MakeOptimizer = Callable[[nn.Module], object]
 
 CLIPPED: Table = (TensorKind.CLIPPED, "")
 RAW: Table = (TensorKind.GRADIENT, "after backward")
+REDUCED: Table = (TensorKind.GRADIENT, "after collectives")
 UPDATED: Table = (TensorKind.UPDATED, "")
 _NORM: Key = (TensorKind.NORM, "gradient norm")
 _LOSS: Key = (TensorKind.LOSS, "loss")
@@ -76,12 +77,13 @@ def _takes_mesh(step: TrainStep) -> bool:
 class TrainingValues:
     """What was observed in one step beyond the calls of the model and the gradients.
 
-    `tables` has tensors of parameters by name: gradients as backward has left them, before they are
-    clipped, and as the optimizer gets them; each entry of its state, and the updated parameters.
-    `scalars` has single numbers in the order in
-    which they occurred: losses, norms, what the step returns, counters. `settings` maps settings
-    of the optimizer, such as lr, to their values by parameter; `sources` has the line behind a
-    scalar. `stale` names parameters that have a gradient, but are in no optimizer that stepped.
+    `tables` has tensors of parameters by name: gradients as backward has left them, as collectives
+    that the program calls after it have (where ranks are threads), before they are clipped, and as
+    the optimizer gets them; each entry of its state, and the updated parameters. `scalars` has
+    single numbers in the order in which they occurred: losses, norms, what the step returns,
+    counters. `settings` maps settings of the optimizer, such as lr, to their values by parameter;
+    `sources` has the line behind a scalar. `stale` names parameters that have a gradient, but are
+    in no optimizer that stepped.
     """
 
     tables: dict[Table, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -116,12 +118,22 @@ class TrainingValues:
 
 @final
 class TrainingRecorder:
-    """Records the steps of one rank. `trainer` is an object whose counters are recorded, too."""
+    """Records the steps of one rank. `trainer` is an object whose counters are recorded, too.
 
-    def __init__(self, model: nn.Module, names: OriginalNames, trainer: object = None) -> None:
+    `on_gradients` is called when the gradients of a step were copied, before they are clipped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: OriginalNames,
+        trainer: object = None,
+        on_gradients: Callable[[], None] = lambda: None,
+    ) -> None:
         self._model = model
         self._names = names
         self._trainer = trainer
+        self._on_gradients = on_gradients
         self._optimizers: dict[int, Optimizer] = {}
         self._held: dict[str, torch.Tensor] = {}  # parameters when an optimizer stepped
         self._depth = 0  # of calls of modules
@@ -131,6 +143,7 @@ class TrainingRecorder:
     def _begin(self) -> None:
         self._values = TrainingValues()
         self._has_new_gradients = True  # since they were last read
+        self._addresses: dict[int, str] | None = None  # of gradients that collectives may reduce
         self._stepped: set[int] = set()  # ids of parameters
         self._counters = dict(self._read_counters())
 
@@ -157,11 +170,12 @@ class TrainingRecorder:
             self._read_gradients()
         if not values.num_optimizer_steps:
             self._read_clipped()
-        values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
-        values.tables[UPDATED] = _copy_all(self._parameters())
-        self._read_states()
+        if UPDATED not in values.tables:
+            self.read_updated()
         after = dict(self._read_counters())
         for name, value in after.items():
             values.add_scalar((TensorKind.COUNTER, name), torch.tensor(value, dtype=torch.float64))
@@ -177,6 +191,12 @@ class TrainingRecorder:
         self._begin()
         return values
 
+    def read_updated(self) -> TrainingValues:
+        """Copy the parameters and the optimizer's state, and return what the step has so far."""
+        self._values.tables[UPDATED] = _copy_all(self._parameters())
+        self._read_states()
+        return self._values
+
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the losses that backward starts at."""
         self._has_new_gradients = True
@@ -191,6 +211,8 @@ class TrainingRecorder:
         """Copy the gradients: the program may change them by itself."""
         if not is_in_backward():
             self._values.tables[RAW] = _copy_all(self._gradients())
+            self._values.tables[REDUCED] = {}
+            self._addresses = None
 
     def before_clipping(self) -> None:
         """Copy the gradients, unless that was done since the last backward."""
@@ -233,6 +255,21 @@ class TrainingRecorder:
             key = (TensorKind.REPORTED, f"{source.file}:{source.line}")
             self._add(key, torch.tensor(value, dtype=tensor.dtype), source)
 
+    def after_collective(self, kind: str, inputs: object, outputs: Sequence[torch.Tensor]) -> None:
+        """Copy the gradients that the program has reduced by itself, before it changes them."""
+        if self._depth or self._num_in_optimizer or is_in_backward():
+            return
+        reduced = self._values.tables.get(REDUCED)
+        if reduced is None:
+            return
+        gradients = self._gradients()
+        if self._addresses is None:
+            self._addresses = {_address(gradient): name for name, gradient in gradients.items()}
+        for tensor in outputs:
+            name = self._addresses.get(_address(tensor))
+            if name is not None and name in gradients:
+                reduced |= _copy_all({name: gradients[name]})
+
     def _add(self, key: Key, tensor: torch.Tensor, source: Source | None) -> None:
         self._values.add_scalar(key, tensor.detach().clone())
         if source is not None:
@@ -254,6 +291,7 @@ class TrainingRecorder:
     def _read_gradients(self) -> None:
         self._has_new_gradients = False
         self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
+        self._on_gradients()
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
         """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""
@@ -304,6 +342,11 @@ def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
         return parameter.grad
     main_grad = getattr(parameter, "main_grad", None)
     return main_grad if isinstance(main_grad, torch.Tensor) else None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.data_ptr()
 
 
 def _copy_all(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -22,6 +22,12 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.parallel.parity.api import list_findings, make_parity
+from shardscope.parallel.parity.captured_problems import (
+    describe_loss,
+    find_same_samples,
+    list_own_numbers,
+    name_ranks,
+)
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
     ReplayPlan,
@@ -29,6 +35,7 @@ from shardscope.parallel.parity.captured_steps import (
     Replays,
     Tensors,
 )
+from shardscope.parallel.parity.captured_training import TrainingComparison
 from shardscope.parallel.parity.explanation import Explanation, list_names
 from shardscope.parallel.parity.locate import find_origins
 from shardscope.parallel.parity.problem import Problem
@@ -45,80 +52,162 @@ from shardscope.record import (
     Suspect,
     TensorKind,
 )
-from shardscope.record.ranks import list_ranks
 
 
 def compare_steps(
-    steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays, gaps: Sequence[Gap]
-) -> Recording:
-    """The recording of the comparison of captured steps with the replays of a single device."""
-    groups = [
-        _Part(_compare_group(steps, plan, replays, index), _find_axes_of(plan, group.ranks))
-        for index, group in enumerate(plan.groups)
+    steps: Sequence[CapturedStep],
+    plan: ReplayPlan,
+    replays: Replays,
+    gaps: Sequence[Gap],
+    training: TrainingComparison | None,
+) -> tuple[Recording, bool]:
+    """The recording of the comparison of captured steps with those of a single device.
+
+    The calls of the model in the first step are compared with replays of each rank's inputs,
+    `training` are entire steps. The second result is whether a comparison of modules would show
+    where a difference comes from.
+    """
+    calls = _compare_calls(steps, plan, replays)
+    problems = (
+        [_describe_unequal(calls.unequal, calls.compared)]
+        if calls.unequal
+        else _find_problems(calls, training, steps, plan, replays)
+    )
+    has_data = training is not None and training.has_data
+    # Ranks that exchange parts of a sequence differ from replays of their inputs, and are right.
+    is_right = training is not None and training.is_right
+    parts = [part for part in calls.parts if not is_right or not _find_wrong(part.comparisons)]
+    if not has_data:
+        parts.append(calls.gradients)
+    records = [
+        make_parity(part.result, part.axes, problems, is_in_processes=True) for part in parts
     ]
-    comparisons, factor = _compare_gradients(steps, plan, replays)
-    parts = [*groups, _Part(comparisons, plan.axes)]
-    compared = [result for part in parts for result in part.comparisons]
-    unequal = _find_unequal_parameters(steps, plan, replays)
-    origins = [] if unequal else _find_origins(steps, plan, replays, compared)
-    has_exact = replays.fp64 is not None
-    probe = replays.reference.probe
-    parity_result = ParityResult(
-        compared,
-        StepResult([], replays.reference.gradients, {}, parameters=replays.reference.parameters),
-        has_exact,
-        types={} if probe is None else probe.types,
-    )
-    problems = [_describe_unequal(unequal, compared)] if unequal else []
-    records = []
-    for part in parts:
-        # Origins of a part of the ranks do not explain tensors of all.
-        is_located = part is groups[0] or len(groups) == 1
-        result = dataclasses.replace(
-            parity_result, comparisons=part.comparisons, origins=origins if is_located else []
-        )
-        problems = problems or find_problems(result, part.axes)
-        records.append(make_parity(result, part.axes, problems, is_in_processes=True))
+    verdicts = [verdict for record in records for verdict in record.tensors]
+    if training is not None:
+        verdicts = [replace(verdict, step=1) for verdict in verdicts]
+        result = training.make_result(has_exact=calls.result.has_exact)
+        records.append(make_parity(result, plan.axes, problems, is_in_processes=True))
+        verdicts += records[-1].tensors
+    unequal = [replace(result.verdict, suspect=Suspect.RANDOMNESS) for result in calls.unequal]
     parity = replace(
-        records[-1],
-        tensors=(
-            *(replace(result.verdict, suspect=Suspect.RANDOMNESS) for result in unequal),
-            *(verdict for record in records for verdict in record.tensors),
-        ),
-        has_backward=bool(comparisons),
+        make_parity(calls.result, plan.axes, problems, is_in_processes=True),
+        tensors=(*unequal, *verdicts),
+        has_backward=any(verdict.kind is TensorKind.GRADIENT for verdict in verdicts),
     )
-    findings = [*list_findings(parity_result, parity, problems)]
-    if factor is not None:
-        findings.append(_describe_sum(factor))
+    findings = [*list_findings(calls.result, parity, problems)]
+    if calls.factor is not None and not has_data:
+        findings.append(_describe_sum(calls.factor))
+    if training is not None and not problems:
+        findings += list_own_numbers(training)
+    same = find_same_samples(steps)
+    findings += [] if same is None else [same]
     run = describe_run(0, len(steps), parity.axes, instrument="parity")
-    return Recording(
+    recording = Recording(
         run=replace(run, ranks=(RankSpan(0, len(steps)),), is_simulated=False, device_type="cpu"),
         parity=(parity,),
         findings=tuple(findings),
-        gaps=(*find_torch_gaps(), *gaps, *_find_gaps(steps, compared, len(plan.groups))),
+        gaps=(*find_torch_gaps(), *gaps, *_find_gaps(steps, calls, plan, training)),
     )
+    return recording, not is_right and _can_locate(calls, plan)
 
 
 class _Part(NamedTuple):
     """Compared tensors of some ranks, and the mesh that these ranks are."""
 
-    comparisons: list[TensorComparison]
+    result: ParityResult
     axes: dict[str, int]
 
+    @property
+    def comparisons(self) -> list[TensorComparison]:
+        """The compared tensors."""
+        return self.result.comparisons
 
-def can_locate(recording: Recording, plan: ReplayPlan) -> bool:
+
+class _Calls(NamedTuple):
+    """Comparisons of the model's calls in the first step with replays of each rank's inputs.
+
+    `parts` has outputs and buffers of each group of ranks, `factor` by what gradients are a
+    multiple of their mean over ranks, `unequal` the weights that differ between ranks.
+    """
+
+    result: ParityResult
+    parts: list[_Part]
+    gradients: _Part
+    factor: int | None
+    unequal: list[TensorComparison]
+
+    @property
+    def compared(self) -> list[TensorComparison]:
+        """The compared tensors of all parts."""
+        return [r for part in (*self.parts, self.gradients) for r in part.comparisons]
+
+
+def _compare_calls(steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays) -> _Calls:
+    of_groups = [_compare_group(steps, plan, replays, index) for index in range(len(plan.groups))]
+    comparisons, factor = _compare_gradients(steps, plan, replays)
+    compared = [result for group in (*of_groups, comparisons) for result in group]
+    unequal = _find_unequal_parameters(steps, plan, replays)
+    origins = [] if unequal else _find_origins(steps, plan, replays, compared)
+    probe = replays.reference.probe
+    result = ParityResult(
+        compared,
+        StepResult([], replays.reference.gradients, {}, parameters=replays.reference.parameters),
+        replays.fp64 is not None,
+        types={} if probe is None else probe.types,
+    )
+
+    def make_part(own: list[TensorComparison], axes: dict[str, int], *, is_located: bool) -> _Part:
+        located = origins if is_located else []
+        return _Part(dataclasses.replace(result, comparisons=own, origins=located), axes)
+
+    # Origins of a part of the ranks do not explain tensors of all.
+    parts = [
+        make_part(group, _find_axes_of(plan, plan.groups[index].ranks), is_located=index == 0)
+        for index, group in enumerate(of_groups)
+    ]
+    gradients = make_part(comparisons, plan.axes, is_located=len(of_groups) == 1)
+    return _Calls(result, parts, gradients, factor, unequal)
+
+
+def _find_problems(
+    calls: _Calls,
+    training: TrainingComparison | None,
+    steps: Sequence[CapturedStep],
+    plan: ReplayPlan,
+    replays: Replays,
+) -> list[Problem]:
+    """Why tensors differ: what differs first, in the order in which a step computes them."""
+    if training is not None and training.is_right:
+        return []
+    for part in calls.parts:
+        if _find_wrong(part.comparisons):
+            return find_problems(part.result, part.axes)
+    problems = find_problems(calls.gradients.result, plan.axes)
+    single = replays.trainings[0]
+    if training is None or single is None:
+        return problems
+    result = training.make_result(has_exact=calls.result.has_exact)
+    wrong = [
+        result.case.name
+        for result in _find_wrong(result.comparisons)
+        if result.case.kind is TensorKind.GRADIENT
+    ]
+    if problems and (wrong or not training.has_data):
+        return problems
+    if wrong and calls.gradients.comparisons:
+        is_summed = calls.factor is not None
+        return [describe_loss(steps, single, plan, is_summed=is_summed, names=wrong)]
+    return find_problems(result, plan.axes)
+
+
+def _can_locate(calls: _Calls, plan: ReplayPlan) -> bool:
     """Whether something differs of which a comparison of modules would show the origin.
 
     It would not if weights differ, or only gradients that are averaged over different inputs.
     """
-    kinds = {
-        verdict.kind
-        for parity in recording.parity
-        for verdict in parity.tensors
-        if verdict.agreement not in TOLERABLE
-    }
-    has_origin = TensorKind.OUTPUT in kinds or len(plan.groups) == 1
-    return bool(kinds) and TensorKind.PARAMETER not in kinds and has_origin
+    wrong = {result.case.kind for result in _find_wrong(calls.compared)}
+    has_origin = TensorKind.OUTPUT in wrong or len(plan.groups) == 1
+    return bool(wrong) and not calls.unequal and has_origin
 
 
 def _make_runs(replays: Replays, read: Callable[[ReplayResult], StepResult]) -> Runs:
@@ -166,7 +255,7 @@ def _compare_group(
 ) -> list[TensorComparison]:
     """The verdicts on what the model returned, and wrote to buffers, on the ranks of one group."""
     group = plan.groups[index]
-    suffix = f" of {_name_ranks(group.ranks)}" if len(plan.groups) > 1 else ""
+    suffix = f" of {name_ranks(group.ranks)}" if len(plan.groups) > 1 else ""
 
     def make_result(outputs: Sequence[tuple[str, torch.Tensor]], buffers: Tensors) -> StepResult:
         named = [
@@ -189,10 +278,6 @@ def _compare_group(
 
     sizes = tuple(_find_axes_of(plan, group.ranks).values())
     return [compare_case(case) for case in make_cases(_make_runs(replays, read), ranks, sizes)]
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}"
 
 
 def _compare_gradients(
@@ -290,24 +375,34 @@ def _describe_unequal(
 
 
 def _find_gaps(
-    steps: Sequence[CapturedStep], compared: Sequence[TensorComparison], num_groups: int
+    steps: Sequence[CapturedStep],
+    calls: _Calls,
+    plan: ReplayPlan,
+    training: TrainingComparison | None,
 ) -> Iterator[Gap]:
-    yield Gap(
-        place="program",
-        fact="what it computes outside the model was not compared: the loss, clipping, the "
-        "optimizer, and which data each rank gets",
-    )
-    if num_groups > 1:
+    if training is None:
+        yield Gap(
+            place="program",
+            fact="what it computes outside the model was not compared: the loss, clipping, the "
+            "optimizer, and which data each rank gets",
+        )
+    else:
+        yield from training.gaps
+    num_groups = len(plan.groups)
+    if num_groups > 1 and (training is None or not training.has_data):
         yield Gap(
             place="inputs",
             fact=f"the ranks called the model with {num_groups} different inputs, which were taken "
             "for different samples; parts of one sequence would need each other",
         )
-    if is_coarse(compared):
+    if is_coarse(calls.compared):
         yield Gap(
             place="double precision",
             fact="the ranks did not run in it, so that errors within the noise of their own "
             "precision were not seen",
         )
+    has_gradients = training is not None and training.has_data
     facts = dict.fromkeys(gap for step in steps for gap in step.gaps)
-    yield from (Gap(place=place, fact=fact) for place, fact in facts)
+    for place, fact in facts:
+        if place != "gradients" or not has_gradients:
+            yield Gap(place=place, fact=fact)

@@ -16,7 +16,13 @@ from typing import final
 
 import torch
 
-from shardscope.parallel.equivalence import shard_layouts
+from shardscope.parallel.equivalence import StepResult, shard_layouts
+from shardscope.parallel.parity.captured_data import (
+    DataPlan,
+    DataTensor,
+    group_by_data,
+    plan_data,
+)
 from shardscope.parallel.parity.probe import ModuleProbe
 
 Tensors = dict[str, torch.Tensor]
@@ -39,13 +45,35 @@ class CapturedCall:
 
 
 @final
+@dataclass(eq=False)
+class CapturedTraining:
+    """What was observed of entire steps, of a rank or of a single process.
+
+    `results` and `inputs` have an entry for each step: `inputs` the tensors of each call of the
+    model. `output_gradients` are those that backward sends into what each call of the first step
+    returns. `data` are the tensors that reach the model or the loss, and `problems` sentences on
+    those that could not be replaced. `data_parallel` has the groups of ranks over which gradients
+    are averaged. With `has_batch_norm` samples of a batch depend on each other.
+    """
+
+    results: list[StepResult] = field(default_factory=list)
+    inputs: list[list[list[torch.Tensor]]] = field(default_factory=list)
+    output_gradients: list[list[torch.Tensor | None]] = field(default_factory=list)
+    data_parallel: list[tuple[int, ...]] = field(default_factory=list)
+    has_batch_norm: bool = False
+    data: list[DataTensor] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
     """The step of one rank. Tensors are full where torch knows how they are sharded.
 
     `parameters` and `buffers` are those before the step, `changed` has the buffers that it changed,
     after it. `gradients` is None if the program left no moment at which they could be read. `gaps`
-    are places and facts. `snapshots` has what a probe recorded of the modules.
+    are places and facts. `snapshots` has what a probe recorded of the modules, and `training` what
+    was observed of this step and of those that follow.
     """
 
     parameters: Tensors
@@ -56,6 +84,7 @@ class CapturedStep:
     changed: Tensors = field(default_factory=dict)
     gaps: list[tuple[str, str]] = field(default_factory=list)
     snapshots: Tensors = field(default_factory=dict)
+    training: CapturedTraining = field(default_factory=CapturedTraining)
 
 
 @final
@@ -76,13 +105,17 @@ class ReplayGroup:
 class ReplayPlan:
     """What a single device needs to replay the step of all ranks.
 
-    `parameters` has the tensor of each rank; a single one if all ranks have the same.
+    `parameters` has the tensor of each rank; a single one if all ranks have the same. `data` is
+    what the program gets in place of its own data, and `gradients` what it goes on with in each
+    step, so that errors of gradients do not show again in all that follows.
     """
 
     groups: list[ReplayGroup]
     parameters: dict[str, list[torch.Tensor]]
     buffers: Tensors
     axes: dict[str, int]
+    data: DataPlan
+    gradients: list[Tensors]
 
 
 @final
@@ -106,17 +139,24 @@ class ReplayResult:
 class Replays:
     """The replays: as the program computes, with perturbed weights, and both in double precision.
 
-    Those in double precision are None if they failed.
+    Those in double precision are None if they failed. `trainings` has the steps that the program
+    took after each replay; None where it failed before the first had ended.
     """
 
     reference: ReplayResult
     perturbed: ReplayResult
     fp64: ReplayResult | None = None
     perturbed_fp64: ReplayResult | None = None
+    trainings: Sequence[CapturedTraining | None] = (None,) * 4
 
 
-def plan_replay(steps: Sequence[CapturedStep]) -> ReplayPlan:
-    """What to replay, from the captured steps of all ranks."""
+def plan_replay(
+    steps: Sequence[CapturedStep], *, batch_dim: int = 0, is_sequence: bool = False
+) -> ReplayPlan:
+    """What to replay, from the captured steps of all ranks.
+
+    With `is_sequence`, a single process takes the batches of the ranks one after the other.
+    """
     members: list[list[int]] = []
     for rank, step in enumerate(steps):
         same = (group for group in members if _has_same_inputs(steps[group[0]], step))
@@ -134,7 +174,15 @@ def plan_replay(steps: Sequence[CapturedStep]) -> ReplayPlan:
         name: _drop_copies([step.parameters[name] for step in steps if name in step.parameters])
         for name in names
     }
-    return ReplayPlan(groups, parameters, steps[0].buffers, _find_axes(steps, members))
+    data = [step.training.data for step in steps]
+    return ReplayPlan(
+        groups,
+        parameters,
+        steps[0].buffers,
+        _find_axes(steps, members),
+        plan_data(data, group_by_data(data), dim=batch_dim, is_sequence=is_sequence),
+        [result.gradients for result in steps[0].training.results],
+    )
 
 
 def _has_same_inputs(a: CapturedStep, b: CapturedStep) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import final
 
@@ -28,7 +28,7 @@ class WrongOp:
     """An op, the user's line that calls it on the ranks, and its compared inputs and outputs.
 
     `changed` lists arguments whose numbers differ: name, value on the single device, on the
-    ranks.
+    ranks. `communicated` is what a collective at `collective_source` makes of its output.
     """
 
     name: str
@@ -36,6 +36,8 @@ class WrongOp:
     inputs: tuple[TensorComparison, ...] = ()
     outputs: tuple[TensorComparison, ...] = ()
     changed: tuple[tuple[str, float, float], ...] = ()
+    communicated: tuple[TensorComparison, ...] = ()
+    collective_source: Source | None = None
 
 
 def find_first_wrong_op(
@@ -46,8 +48,9 @@ def find_first_wrong_op(
 ) -> WrongOp | None:
     """The first op that both versions call and whose result differs on the ranks.
 
-    A result may differ and be corrected later, such as a partial sum: then all its `consumers`
-    agree. If no result differs, the first op that the ranks call in place of another.
+    A result may differ and be corrected later, such as a partial sum: then it agrees after a
+    collective, or all its `consumers` agree. If no result differs, the first op that the ranks call
+    in place of another.
     """
     single_ops, rank_ops = _names(runs.reference), _names(ranks[0])
     matcher = SequenceMatcher(
@@ -59,7 +62,8 @@ def find_first_wrong_op(
         for step in range(block.size)
     }
     comparisons = _compare_ops(runs, ranks, mesh, pairs)
-    single_op_number = _find_first_wrong(comparisons, consumers)
+    communicated = _compare_communicated(runs, ranks, mesh, pairs)
+    single_op_number = _find_first_wrong(comparisons, consumers, communicated)
     if single_op_number is not None:
         rank_op_number = next(
             rank_number
@@ -68,7 +72,8 @@ def find_first_wrong_op(
         )
         inputs, outputs = comparisons[single_op_number]
         changed = _find_changed(runs.reference, ranks[0], single_op_number, rank_op_number)
-        return _make_op(ranks[0], rank_op_number, inputs=inputs, outputs=outputs, changed=changed)
+        op = _make_op(ranks[0], rank_op_number, inputs=inputs, outputs=outputs, changed=changed)
+        return replace(op, communicated=tuple(communicated.get(single_op_number, ())))
     for tag, single_start, _, rank_start, _ in matcher.get_opcodes():
         if tag == "replace":
             single_op_number, rank_op_number = single_ops[single_start][1], rank_ops[rank_start][1]
@@ -87,10 +92,18 @@ def _make_op(
     outputs: Sequence[TensorComparison] = (),
     changed: Sequence[tuple[str, float, float]] = (),
 ) -> WrongOp:
-    name = next(name for name in rank.snapshots if ProbePoint.decode(name).call == number)
-    source = rank.sources.get(name)
+    points = {
+        name: point for name in rank.snapshots if (point := ProbePoint.decode(name)).call == number
+    }
+    name = next(iter(points))
+    collectives = (n for n, point in points.items() if point.role is Role.COMMUNICATED)
     return WrongOp(
-        ProbePoint.decode(name).module, source, tuple(inputs), tuple(outputs), tuple(changed)
+        points[name].module,
+        rank.sources.get(name),
+        tuple(inputs),
+        tuple(outputs),
+        tuple(changed),
+        collective_source=rank.sources.get(next(collectives, "")),
     )
 
 
@@ -138,15 +151,42 @@ def _compare_ops(
         singles, renumbered, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
     ):
         point = ProbePoint.decode(case.name)
-        if case.reference is not None and None not in case.ranks:
+        is_compared = case.reference is not None and None not in case.ranks
+        if is_compared and point.role is not Role.COMMUNICATED:
             role = 0 if point.role is Role.INPUT else 1
             comparisons.setdefault(point.call, ([], []))[role].append(compare_case(case))
     return comparisons
 
 
+def _compare_communicated(
+    runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, pairs: Mapping[int, int]
+) -> dict[int, list[TensorComparison]]:
+    """What collectives make of the outputs of ops, compared with those of the single device.
+
+    Only of ops with one output, by their number on the single device.
+    """
+    chosen = []
+    for rank in ranks:
+        points = {name: ProbePoint.decode(name) for name in rank.snapshots}
+        outputs = {p.call: p for p in points.values() if p.role is Role.OUTPUT}
+        snapshots = {
+            outputs[point.call].encode(): rank.snapshots[name]
+            for name, point in points.items()
+            if point.role is Role.COMMUNICATED and point.call in outputs
+        }
+        chosen.append(replace(rank, snapshots=snapshots))
+    common = set.intersection(
+        *({ProbePoint.decode(name).call for name in rank.snapshots} for rank in chosen)
+    )
+    wanted = {number: single for number, single in pairs.items() if number in common}
+    compared = _compare_ops(runs, chosen, mesh, wanted) if wanted else {}
+    return {number: outputs for number, (_, outputs) in compared.items() if len(outputs) == 1}
+
+
 def _find_first_wrong(
     comparisons: Mapping[int, tuple[list[TensorComparison], list[TensorComparison]]],
     consumers: Mapping[int, set[int]],
+    communicated: Mapping[int, Sequence[TensorComparison]],
 ) -> int | None:
     agreements = {
         number: {output.verdict.agreement for output in outputs}
@@ -158,7 +198,8 @@ def _find_first_wrong(
         are_consumers_right = [
             is_right[consumer] for consumer in consumers.get(number, ()) if consumer in is_right
         ]
-        is_fine = bool(agreements[number]) and agreements[number] <= TOLERABLE
+        after = {output.verdict.agreement for output in communicated.get(number, ())}
+        is_fine = any(found and found <= TOLERABLE for found in (agreements[number], after))
         is_right[number] = is_fine or (bool(are_consumers_right) and all(are_consumers_right))
     for number in sorted(agreements):
         if agreements[number].intersection(_WRONG) and not is_right[number]:

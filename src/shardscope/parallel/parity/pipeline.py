@@ -37,6 +37,7 @@ from shardscope.parallel.equivalence import (
     run_task,
 )
 from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.collectives import take_collectives
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import find_origins, find_output_layout
@@ -62,6 +63,7 @@ from shardscope.parallel.parity.result import (
     OriginKind,
     ParityResult,
 )
+from shardscope.parallel.parity.scale_causes import is_scaled_by_hand
 from shardscope.parallel.parity.ties import find_broken_ties
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
@@ -244,12 +246,16 @@ class _Session:
     def _compare_step(self, runs: Runs, ranks: Sequence[StepResult]) -> _StepComparison:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
         comparison = self._compare_gradients_at(runs, resolved)
-        others = list(_other_moments(runs, resolved))
-        if not others or not _has_wrong_gradients(comparison):
+        if not _count_wrong_gradients(comparison):
             return comparison
-        compared = (self._compare_gradients_at(*moment) for moment in others)
-        right = (other for other in compared if not _has_wrong_gradients(other))
-        return next(right, comparison)
+        compared = [
+            self._compare_gradients_at(*moment) for moment in _other_moments(runs, resolved)
+        ]
+        if not is_scaled_by_hand(runs.reference):
+            compared = [comparison, *compared]
+        else:  # gradients before they are clipped show a cause better
+            compared.append(comparison)
+        return min(compared, key=_count_wrong_gradients)
 
     def _compare_gradients_at(self, runs: Runs, resolved: Sequence[StepResult]) -> _StepComparison:
         return _StepComparison(
@@ -306,7 +312,7 @@ class _Session:
         )
         if recorded is None:
             return parity_result
-        runs, ranks = recorded
+        runs, (ranks, collectives) = recorded[0], take_collectives(recorded[1])
         is_of_model = any(
             result.case.kind in OF_MODEL for result in _wrong(parity_result.comparisons)
         )
@@ -326,6 +332,7 @@ class _Session:
             origins=origins,
             types=probes[0].types,
             op=op,
+            collectives=collectives,
             contributions=self._find_contributions(parity_result, origins),
         )
 
@@ -436,7 +443,21 @@ class _Session:
         has_wrong_inputs = op is not None and any(
             taken.verdict.agreement not in TOLERABLE for taken in op.inputs
         )
-        return None if module == OUTSIDE and has_wrong_inputs else op
+        # Nor does one that is called in place of another, as a loss may be computed in other ways.
+        is_other = op is not None and not op.inputs and not op.outputs
+        if op is None or (module == OUTSIDE and (has_wrong_inputs or is_other)):
+            return None
+        return self._blame_collective(op)
+
+    def _blame_collective(self, op: WrongOp) -> WrongOp:
+        """The op with its result after a collective, if before it each rank has its right part."""
+        if not op.communicated or not op.outputs:
+            return op
+        cause = explain(op.outputs[0], self._version.axes, is_forward=True)
+        is_right_part = cause.suspect is Suspect.MISSING_REDUCTION and bool(cause.reduction)
+        if not is_right_part:
+            return op
+        return replace(op, outputs=op.communicated, source=op.collective_source)
 
     def _run_with_probes(
         self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
@@ -573,17 +594,18 @@ class _Session:
         ]
 
 
-def _has_wrong_gradients(step: _StepComparison) -> bool:
-    return any(result.case.kind is TensorKind.GRADIENT for result in _wrong(step.comparisons))
+def _count_wrong_gradients(step: _StepComparison) -> int:
+    return sum(result.case.kind is TensorKind.GRADIENT for result in _wrong(step.comparisons))
 
 
 def _other_moments(
     runs: Runs, ranks: Sequence[StepResult]
 ) -> Iterator[tuple[Runs, Sequence[StepResult]]]:
-    """The same step with gradients of another moment: as backward left them, in either version.
+    """The same step with gradients of another moment in either version.
 
-    Where a program changes gradients by itself, it may reduce them over ranks, which belongs to
-    what is compared before clipping, or clip them, which does not.
+    They are taken as backward left them, or as the last collective did. Where a program changes
+    gradients by itself, it may reduce them over ranks, which belongs to what is compared before
+    clipping, or clip them, which does not.
     """
     if not runs.reference.raw_gradients or not all(rank.raw_gradients for rank in ranks):
         return
@@ -597,7 +619,13 @@ def _other_moments(
         runs.precision,
     )
     raw_ranks = [_take_raw(rank) for rank in ranks]
+    reduced_ranks = [
+        replace(rank, gradients=rank.reduced_gradients, local_squares=rank.reduced_squares)
+        for rank in ranks
+    ]
+    yield raw_runs, reduced_ranks
     yield raw_runs, raw_ranks
+    yield runs, reduced_ranks
     yield runs, raw_ranks
     yield raw_runs, ranks
 

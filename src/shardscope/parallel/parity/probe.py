@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,12 +31,20 @@ from shardscope._torch.dispatch import (
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.training_hooks import unwatched, watch_training
 from shardscope.attribution.call_sites import read_stack
-from shardscope.parallel.equivalence import OriginalNames, Probe, ProbedStep, named_tensors
+from shardscope.parallel.equivalence import (
+    Declared,
+    OriginalNames,
+    Probe,
+    ProbedStep,
+    named_tensors,
+    read_declared,
+)
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name
 OUTSIDE = "\0"
 """In place of the name of a module: the code of a training step that is in no module."""
+_MAX_COMMUNICATED = 2**22  # elements of results of collectives that are kept
 _MAX_NODES = 10_000  # nodes of autograd's graph between two module calls
 # Ops that only move data; on shards, programs call more or fewer of them.
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -52,10 +60,14 @@ _AfterCall = Callable[[nn.Module, tuple[object, ...], object], None]
 
 
 class Role(StrEnum):
-    """Whether a tensor is an input or an output of a module or op."""
+    """Whether a tensor is an input or an output of a module or op.
+
+    Or, of an op, its output after a collective has reduced or gathered it.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
+    COMMUNICATED = "communicated"
 
 
 class ProbePoint(NamedTuple):
@@ -82,22 +94,42 @@ class ProbePoint(NamedTuple):
 class ModuleProbe:
     """Records the full tensors that modules take and return, and their gradients.
 
+    With `is_local` it records what the rank has of them, and gradients of inputs as hooks before
+    the module leave these; `declared` has the type along each mesh axis that a placement or an
+    annotation gives them.
+
     `callers` maps a module to the module that called it, `origins` a point to the points it is
     computed from, without a point in between, and `first_points` a point to the first point
-    with the same tensor.
+    with the same tensor. What collectives of a threaded rank return is recorded with their lines.
     """
 
-    def __init__(self, masked: tuple[str, torch.Tensor] | None = None) -> None:
-        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set."""
+    def __init__(
+        self,
+        masked: tuple[str, torch.Tensor] | None = None,
+        *,
+        is_local: bool = False,
+        is_trained_only: bool = False,
+    ) -> None:
+        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set.
+
+        With `is_trained_only`, calls without gradients are left out, as in an evaluation.
+        """
         self._masked = masked
+        self._is_trained_only = is_trained_only
+        self._is_left_out = False  # the running call
+        self._is_local = is_local
+        self._copy = copy_local if is_local else copy_full
+        self.declared: dict[str, Declared] = {}
         self.snapshots: dict[str, torch.Tensor] = {}
         self.types: dict[str, str] = {}
         self.callers: dict[str, str | None] = {}
         self.origins: dict[ProbePoint, set[ProbePoint]] = {}
         self.first_points: dict[ProbePoint, ProbePoint] = {}
-        self.sources: dict[str, Source] = {}  # unused: modules have no source line
+        self.sources: dict[str, Source] = {}  # of collectives; modules have no source line
         self.numbers: dict[str, dict[str, float]] = {}  # unused: modules have no recorded arguments
         self._num_calls: dict[str, int] = {}
+        self._num_collectives = 0
+        self._communicated: dict[str, int] = {}  # elements of the results of collectives
         self._running: list[str] = []
         self._passed: list[dict[str, torch.Tensor]] = []  # to running modules, before their hooks
         self._points: dict[int, list[ProbePoint]] = {}  # the points of a tensor, by its id
@@ -122,7 +154,8 @@ class ModuleProbe:
                 handles.append(module.register_forward_pre_hook(before_call, with_kwargs=True))
                 handles.append(module.register_forward_hook(after_call))
         try:
-            yield
+            with watch_training(self):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -130,6 +163,51 @@ class ModuleProbe:
             self._passed.clear()
             self._points.clear()
             self._producers.clear()
+
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Record what a collective has computed, and its line."""
+        source = read_stack(sys._getframe(1)).source
+        size = sum(tensor.numel() for tensor in outputs)
+        if source is None or not outputs or size > _MAX_COMMUNICATED:
+            return
+        phase = Phase.BACKWARD if is_in_backward() else Phase.FORWARD
+        point = ProbePoint(phase, Role.COMMUNICATED, kind, self._num_collectives, "")
+        self._num_collectives += 1
+        self.sources[point.encode()] = source
+        flat = [tensor.detach().flatten() for tensor in outputs if tensor.is_floating_point()]
+        if flat:
+            self.snapshots[point.encode()] = torch.cat(flat)
+            self._forget_oldest(point.encode(), size)
+
+    def _forget_oldest(self, name: str, size: int) -> None:
+        """Forget the oldest results of collectives if there are too many elements."""
+        self._communicated[name] = size
+        while sum(self._communicated.values()) > _MAX_COMMUNICATED:
+            oldest = next(iter(self._communicated))
+            del self._communicated[oldest], self.snapshots[oldest], self.sources[oldest]
+
+    def before_backward(self, _: object) -> None:
+        """Unused: gradients have hooks."""
+
+    def after_backward(self) -> None:
+        """Unused: gradients have hooks."""
+
+    def before_clipping(self) -> None:
+        """Unused: clipping is in no module."""
+
+    def clip(self, _: object) -> None:
+        """Unused: clipping is in no module."""
+
+    def before_optimizer(self, _: object) -> None:
+        """Unused: optimizers are in no module."""
+
+    def after_optimizer(self, _: object) -> None:
+        """Unused: optimizers are in no module."""
+
+    def read(self, _: object, __: object) -> None:
+        """Unused: numbers that are read are in no module."""
 
     def _before_hooks(
         self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -144,8 +222,10 @@ class ModuleProbe:
             passed = self._passed.pop()
             # A wrapper and the module it wraps have one name; only the wrapper is recorded.
             is_wrapped = bool(self._running) and self._running[-1] == name
+            if not self._running:  # a checkpoint inside may disable gradients, too
+                self._is_left_out = self._is_trained_only and not torch.is_grad_enabled()
             self._running.append(name)
-            if is_wrapped:
+            if is_wrapped or self._is_left_out:
                 return
             self.callers.setdefault(name, self._running[-2] if len(self._running) > 1 else None)
             call = self._num_calls.get(name, 0)
@@ -157,7 +237,7 @@ class ModuleProbe:
             if is_in_backward():
                 return
             self._running.pop()
-            if self._running and self._running[-1] == name:
+            if self._is_left_out or (self._running and self._running[-1] == name):
                 return
             call = self._num_calls.get(name, 0)
             self._num_calls[name] = call + 1
@@ -182,8 +262,9 @@ class ModuleProbe:
         )
         is_same = known is not None and torch.equal(known, tensor.detach())
         self.snapshots[point.encode()] = (
-            known if is_same and known is not None else copy_full(tensor)
+            known if is_same and known is not None else self._copy(tensor)
         )
+        self.declared[point.encode()] = read_declared(tensor)
         self.origins[point] = {points[0]} if points else self._find_origins(tensor)
         points.append(point)
         self.first_points[point] = points[0]
@@ -191,7 +272,8 @@ class ModuleProbe:
             self._producers[tensor.grad_fn] = points
         if len(points) == 1:
             self._alive.append(tensor)
-            source = tensor if passed is None or not passed.requires_grad else passed
+            is_passed = passed is not None and passed.requires_grad and not self._is_local
+            source = passed if passed is not None and is_passed else tensor
             if source.requires_grad:
                 source.register_hook(self._make_gradient_hook(points))  # type: ignore[no-untyped-call]
 
@@ -212,9 +294,10 @@ class ModuleProbe:
 
     def _make_gradient_hook(self, points: list[ProbePoint]) -> Callable[[torch.Tensor], None]:
         def record(gradient: torch.Tensor) -> None:
-            copy = copy_full(gradient)
+            copy, declared = self._copy(gradient), read_declared(gradient)
             for point in points:
-                self.snapshots[point._replace(phase=Phase.BACKWARD).encode()] = copy
+                name = point._replace(phase=Phase.BACKWARD).encode()
+                self.snapshots[name], self.declared[name] = copy, declared
 
         return record
 
@@ -229,16 +312,26 @@ def copy_full(tensor: torch.Tensor) -> torch.Tensor:
         return full.clone()
 
 
+def copy_local(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what this rank has of a tensor: of a DTensor its local tensor."""
+    with torch.no_grad(), unwatched():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local.detach()
+        return (local.wait() if hasattr(local, "wait") else local).clone()
+
+
 @final
 class OpProbe:
     """Records the full tensors that ops take and return in the code of one module, or `OUTSIDE`.
 
     Ops of the modules that it calls are left out, and those of optimizers. `consumers` maps the
-    number of an op to the ops that take its result.
+    number of an op to the ops that take its result. What a collective makes of the result of an op
+    is recorded when it is next read, with the line of the collective.
     """
 
     def __init__(self, module: str) -> None:
         self.snapshots: dict[str, torch.Tensor] = {}
+        self.declared: dict[str, Declared] = {}  # unused: full tensors are recorded
         self.sources: dict[str, Source] = {}
         self.numbers: dict[str, dict[str, float]] = {}
         self.consumers: dict[int, set[int]] = {}
@@ -249,6 +342,10 @@ class OpProbe:
         self._running: list[str] = []
         self._producers: dict[int | None, frozenset[int]] = {}  # ops, by the address of a storage
         self._unwritten: set[int | None] = set()  # addresses of storage without values yet
+        # By the address of a storage that a collective has written: the point of the op whose
+        # result it took, and its line.
+        self._communicated: dict[int | None, tuple[ProbePoint, Source | None]] = {}
+        self._points: dict[int, ProbePoint] = {}  # of ops, by their number
         # Keeps storages alive, so that an address is not reused.
         self._alive: list[torch.UntypedStorage] = []
 
@@ -272,6 +369,7 @@ class OpProbe:
             self._alive.clear()
             self._producers.clear()
             self._unwritten.clear()
+            self._communicated.clear()
 
     def before_optimizer(self, _: object) -> None:
         """An optimizer is about to step."""
@@ -296,6 +394,24 @@ class OpProbe:
     def read(self, _: object, __: object) -> None:
         """Unused: reading a value is no op that could differ."""
 
+    def after_collective(
+        self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Note which op computed what a collective has reduced or gathered."""
+        if not self._is_watched():
+            return
+        producers = frozenset().union(
+            *(self._producers.get(_address(tensor), frozenset()) for tensor in inputs)
+        )
+        source = read_stack(sys._getframe(1)).source
+        for tensor in outputs if len(producers) == 1 else ():
+            address = _address(tensor)
+            if address is not None:
+                self._producers[address] = producers
+                self._alive.append(tensor.untyped_storage())
+                self._communicated[address] = self._points[min(producers)], source
+                self._unwritten.discard(address)
+
     def _make_pre_hook(self, name: str) -> Callable[..., None]:
         def enter(*_: object) -> None:
             is_wrapped = bool(self._running) and self._running[-1] == name
@@ -308,18 +424,23 @@ class OpProbe:
     def _after_call(self, *_: object) -> None:
         self._running.pop()
 
+    def _is_watched(self) -> bool:
+        """Whether the code that runs is that of the module."""
+        running = self._running[-1] if self._running else OUTSIDE
+        is_there = running == self._module and not self._num_in_optimizer
+        return is_there and not is_in_backward()
+
     def run(
         self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         """Run an op, and record it if it is called in the module's own code."""
-        running = self._running[-1] if self._running else OUTSIDE
-        is_there = running == self._module and not self._num_in_optimizer
-        if not is_there or not is_overload(func) or is_in_backward():
+        if not self._is_watched() or not is_overload(func):
             return func(*args, **kwargs)
         arguments = dict(named_tensors([*args, kwargs] if kwargs else list(args)))
         producers = frozenset().union(
             *(self._producers.get(_address(tensor), ()) for tensor in arguments.values())
         )
+        self._record_communicated(arguments.values())
         if _is_data_movement(func):
             result = func(*args, **kwargs)
             self._remember(result, producers)
@@ -330,6 +451,7 @@ class OpProbe:
                 self._unwritten.difference_update(map(_address, arguments.values()))
             return result
         point = ProbePoint(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
+        self._points[self._num_ops] = point
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
         named = name_arguments(func, args, kwargs)
@@ -351,6 +473,13 @@ class OpProbe:
             self.consumers.setdefault(producer, set()).add(point.call)
         self._remember(result, frozenset({point.call}))
         return result
+
+    def _record_communicated(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Record what collectives have written into tensors that are about to be read."""
+        for tensor in tensors:
+            point, source = self._communicated.pop(_address(tensor), (None, None))
+            if point is not None and tensor.is_floating_point():
+                self._record(point._replace(role=Role.COMMUNICATED), {"": tensor}, source)
 
     def _record(
         self, point: ProbePoint, tensors: Mapping[str, torch.Tensor], source: Source | None
@@ -375,6 +504,7 @@ class BackwardProbe:
 
     def __init__(self) -> None:
         self.snapshots: dict[str, torch.Tensor] = {}  # unused
+        self.declared: dict[str, Declared] = {}  # unused
         self.sources: dict[str, Source] = {}  # unused
         self.numbers: dict[str, dict[str, float]] = {}  # unused
         self.contributions: list[dict[str, torch.Tensor]] = []
@@ -426,6 +556,9 @@ class BackwardProbe:
     def read(self, _: object, __: object) -> None:
         """Unused: gradients are read when backward has ended."""
 
+    def after_collective(self, kind: str, inputs: object, outputs: object) -> None:
+        """Unused: gradients are read when backward has ended."""
+
 
 @final
 class _OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -461,14 +594,22 @@ class ProbeSpec:
     """What a rank records, in a form that can be sent to another process.
 
     Every module, or, with `ops_in`, every op in the code of that module, or `OUTSIDE` of all.
-    `renamed` maps a rank to the original's names of its modules that have other names.
+    `renamed` maps a rank to the original's names of its modules that have other names. With
+    `is_local`, DTensors are not gathered: every tensor of the result is what the rank has of it.
+    With `is_trained_only`, calls of modules without gradients are left out.
     """
 
     ops_in: str | None = None
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     step: int = 0
+    is_local: bool = False
+    is_trained_only: bool = False
 
     def make_probe(self) -> ProbedStep:
         """A probe that records it, in its step."""
-        probe: Probe = ModuleProbe() if self.ops_in is None else OpProbe(self.ops_in)
+        probe: Probe = (
+            ModuleProbe(is_local=self.is_local, is_trained_only=self.is_trained_only)
+            if self.ops_in is None
+            else OpProbe(self.ops_in)
+        )
         return ProbedStep(probe, self.step)

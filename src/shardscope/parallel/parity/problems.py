@@ -33,7 +33,11 @@ from shardscope.parallel.parity.result import (
     ParityResult,
     is_within,
 )
-from shardscope.parallel.parity.scale_causes import explain_contributions, explain_leftovers
+from shardscope.parallel.parity.scale_causes import (
+    explain_clipping_by_hand,
+    explain_contributions,
+    explain_leftovers,
+)
 from shardscope.parallel.parity.ties import explain_tie
 from shardscope.parallel.parity.training_problems import TrainingProblems
 from shardscope.record import (
@@ -55,6 +59,8 @@ MAX_NOISE = 0.1
 # Causes that apply to reduced partial sums, but not to the partial sums themselves.
 _REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
 _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
+MAX_TRIED = 3
+"""Gradients of one problem for which the collective that computed them is looked for."""
 _MAX_NAMED = 3  # modules that are listed without folding layers into a pattern
 
 
@@ -177,19 +183,30 @@ class _Problems:
             return self._describe_cleared()
         if right or len(modules) < 2:
             return None
+        clipping = explain_clipping_by_hand(
+            self._result, [result for result in gradients if not _is_noise(result.verdict)]
+        )
+        if clipping is not None:
+            return self._describe_common(clipping, len(wrong), wrong, "gradient clipping")
         mixed = explain_contributions(self._result, gradients) or explain_leftovers(
             self._result, gradients
         )
         if mixed is not None:
-            return self._describe_common(mixed, len(wrong), len(wrong))
+            return self._describe_common(mixed, len(wrong), wrong)
         causes = [self._causes.explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
         if 2 * len(known) < len(causes) or len({cause.group_key for cause in known}) != 1:
             return self._find_late_cause(wrong)
-        return self._describe_common(known[0], len(known), len(causes))
+        return self._describe_common(known[0], len(known), wrong)
 
-    def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
-        """The problem that `num_known` of `num_wrong` gradients have in common."""
+    def _describe_common(
+        self,
+        cause: Explanation,
+        num_known: int,
+        wrong: Sequence[TensorComparison],
+        subject: str = "all gradients",
+    ) -> Problem:
+        """The problem that `num_known` of the wrong gradients have in common."""
         facts = ["Outputs agree."]
         is_missing = cause.suspect is Suspect.MISSING_REDUCTION
         if is_missing and any(rank.is_bypassed for rank in self._result.ranks):
@@ -200,16 +217,16 @@ class _Problems:
                 clause=f"{clause}, so that the hooks that reduce gradients do not run",
                 remedy="Call the wrapped model: ddp(batch), not ddp.module(batch).",
             )
-        is_all = num_known == num_wrong
-        count = f"{num_known} of {num_wrong} gradients"
+        is_all = num_known == len(wrong)
+        count = f"{num_known} of {len(wrong)} gradients"
         if is_missing and cause.axes:
-            subject = "No gradient is" if is_all else f"{count} are not"
-            facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
+            which = "No gradient is" if is_all else f"{count} are not"
+            facts += [f"{which} reduced over {' and '.join(cause.axes)}.", cause.to_sentence()]
         elif cause.predicate and is_all:
             facts.append(cause.to_sentence("every gradient"))
         else:
-            subject = "All gradients" if is_all else count
-            facts += [f"{subject} differ in the same way.", cause.to_sentence("each")]
+            which = "All gradients" if is_all else count
+            facts += [f"{which} differ in the same way.", cause.to_sentence("each")]
         remedies = [suggest_remedy(cause, OriginKind.LOSS)]
         num_calls = self._find_num_calls(cause)
         if num_calls is not None and cause.axes:
@@ -223,12 +240,12 @@ class _Problems:
         fact = " ".join([*facts, self._name_op()]).strip()
         return Problem(
             cause,
-            "all gradients",
+            subject,
             fact,
             " ".join(remedies),
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
-            source=self._source_outside,
+            source=self._find_reduction(wrong if subject == "all gradients" else []),
         )
 
     @property
@@ -310,7 +327,7 @@ class _Problems:
             cause.remedy,
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
-            source=self._source_outside,
+            source=self._find_reduction(wrong),
         )
 
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
@@ -363,8 +380,16 @@ class _Problems:
             names=tuple(names),
             rule=f"parity-{verdict.agreement}" if is_plain else "",
             op=self._op_outside.name if self._op_outside else "",
-            source=self._source_outside,
+            source=self._find_reduction([origin.comparison for origin in origins]),
         )
+
+    def _find_reduction(self, gradients: Sequence[TensorComparison]) -> Source | None:
+        """The line of the last collective that computed one of these gradients.
+
+        Otherwise that of an op outside the modules that differs, or that which starts backward.
+        """
+        lines = (self._result.find_collective(result) for result in gradients[:MAX_TRIED])
+        return next((line for line in lines if line is not None), self._source_outside)
 
     def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
         """Whether a module is a container without code and also holds parameters that are right."""
@@ -419,13 +444,17 @@ class _Problems:
             phase=origin.phase,
             rule=f"parity-{agreement}" if is_plain else "",
             op="" if op is None else op.name,
-            source=self._find_source(origin, op),
+            source=self._find_source(origin, op, cause),
         )
 
-    def _find_source(self, origin: Origin, op: WrongOp | None) -> Source | None:
-        """The line of the op, or for a loss the line of the ranks that starts backward."""
-        if op is not None and op.source is not None:
-            return op.source
+    def _find_source(self, origin: Origin, op: WrongOp | None, cause: Explanation) -> Source | None:
+        """The line of the op, or of a collective; for a loss that which starts backward."""
+        source = None if op is None else op.source
+        is_of_collective = cause.suspect in _REDUCED
+        if source is None or is_of_collective:
+            source = self._result.find_collective(origin.comparison, origin.phase) or source
+        if source is not None:
+            return source
         if origin.kind is OriginKind.INPUT and origin.module is None:
             sources = (rank.input_source for rank in self._result.ranks)
             return next((source for source in sources if source is not None), None)

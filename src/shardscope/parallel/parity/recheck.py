@@ -30,7 +30,7 @@ AGREES_IN_FP64 = "agrees in double precision"
 _COARSE = 1e-4  # a machine epsilon that may hide an error
 _MAX_ROUNDING = 0.5  # the relative error above which a tensor has other values, not rounded ones
 _NOISY = 1e-3  # a relative noise that may hide an error
-_ROUNDING_IN_FP64 = 1e-12  # a relative error that is rounding, also where it is amplified
+_LEAST_FP64 = 1e-10  # the relative error in double precision below which it is rounding
 _MAX_SAMPLES = 1024  # largest number of samples that are compared pairwise
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
@@ -57,10 +57,21 @@ def recheck_fp64(
     comparisons: Sequence[TensorComparison], fp64_comparisons: Mapping[Key, TensorComparison]
 ) -> list[TensorComparison]:
     """Verdicts that use double precision: agreement there is rounding, a difference an error."""
-    return [
-        _decide(result, fp64_comparisons.get((result.case.kind, result.case.name)))
-        for result in comparisons
-    ]
+    return [_decide(result, _find_again(result, fp64_comparisons)) for result in comparisons]
+
+
+def _find_again(
+    result: TensorComparison, comparisons: Mapping[Key, TensorComparison]
+) -> TensorComparison | None:
+    """The comparison of the same tensor in another run; None if it was not compared there.
+
+    Where a run has no gradient after clipping, the gradient is that which the optimizer gets.
+    """
+    kind, name = result.case.kind, result.case.name
+    same = comparisons.get((kind, name))
+    if same is None and kind is TensorKind.CLIPPED:
+        return comparisons.get((TensorKind.GRADIENT, name))
+    return same
 
 
 def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> TensorComparison:
@@ -77,7 +88,7 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
             result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
         )
         return dataclasses.replace(result, verdict=verdict)
-    if is_close and fp64_agreement in _NUMERIC and not _is_rounding_in_fp64(fp64_result):
+    if is_close and fp64_agreement in _NUMERIC and not _is_fp64_rounding(fp64_result):
         dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
         verdict = replace(
             fp64_result.verdict,
@@ -94,10 +105,15 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
     return dataclasses.replace(fp64_result, verdict=result.verdict, dtype=result.dtype)
 
 
-def _is_rounding_in_fp64(fp64_result: TensorComparison) -> bool:
-    """Whether an error in double precision is rounding, as of updates by tiny gradients in Adam."""
-    error = fp64_result.verdict.error
-    return error is not None and error <= _ROUNDING_IN_FP64
+def _is_fp64_rounding(fp64_result: TensorComparison) -> bool:
+    """Whether an error in double precision is one of its rounding, however little is expected.
+
+    An optimizer that divides by the size of a gradient makes rounding of small gradients larger.
+    """
+    verdict, floor = fp64_result.verdict, fp64_result.case.floor
+    if verdict.error is None or verdict.max_error is None or floor is None:
+        return False
+    return verdict.error <= _LEAST_FP64 and verdict.max_error <= _LEAST_FP64 * floor.top
 
 
 def _is_small(result: TensorComparison) -> bool:
@@ -113,7 +129,7 @@ def recheck_without_rng(
     """Verdicts that use runs without random numbers: agreement there means randomness."""
     decided = []
     for result in comparisons:
-        deterministic_result = deterministic_comparisons.get((result.case.kind, result.case.name))
+        deterministic_result = _find_again(result, deterministic_comparisons)
         if deterministic_result is None or result.verdict.agreement in TOLERABLE:
             decided.append(result)
         elif deterministic_result.verdict.agreement in TOLERABLE:
@@ -207,7 +223,7 @@ def _accept_reading(
     is_wrong = result.verdict.agreement not in TOLERABLE
     if not is_right or not is_read or not is_wrong or (case.kind, case.name) in logged:
         return result
-    return _call_close(result, "neither a loss nor a norm; all that is trained agrees")
+    return call_close(result, "neither a loss nor a norm; all that is trained agrees")
 
 
 def _is_scalar_state(result: TensorComparison) -> bool:
@@ -222,18 +238,18 @@ def _accept(
     if not is_own or result.verdict.agreement in TOLERABLE or not is_right:
         return result
     if result.case.kind is TensorKind.LOSS:
-        return _call_close(result, "has another scale on the ranks; all gradients agree")
+        return call_close(result, "has another scale on the ranks; all gradients agree")
     is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
     if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
         cause = explain(result, axes)
         if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
             verb = "summed" if cause.reduction == "sum" else "averaged"
             over = " and ".join(cause.axes)
-            return _call_close(result, f"each rank's own; {verb} over {over} they agree")
+            return call_close(result, f"each rank's own; {verb} over {over} they agree")
         if result.case.kind is not TensorKind.OUTPUT and _is_between(result):
-            return _call_close(result, "each rank's own; the single device's is between them")
+            return call_close(result, "each rank's own; the single device's is between them")
     elif result.case.kind is TensorKind.OUTPUT and result.full and _has_same_samples(result):
-        return _call_close(result, "agrees, with its samples in another order")
+        return call_close(result, "agrees, with its samples in another order")
     return result
 
 
@@ -246,7 +262,8 @@ def _is_between(result: TensorComparison) -> bool:
     return bool(((values.amin(0) <= target) & (target <= values.amax(0))).all())
 
 
-def _call_close(result: TensorComparison, detail: str) -> TensorComparison:
+def call_close(result: TensorComparison, detail: str) -> TensorComparison:
+    """Accept a tensor, for a reason that its detail says."""
     verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
     return dataclasses.replace(result, verdict=verdict, full=())
 
@@ -259,7 +276,7 @@ def _accept_stage(result: TensorComparison, stages: Sequence[Sequence[int]]) -> 
     for stage in stages:
         case = result.case.choose_ranks(stage)
         if None not in case.ranks and compare_case(case).verdict.agreement in TOLERABLE:
-            return _call_close(result, "agrees on the ranks that have the last modules")
+            return call_close(result, "agrees on the ranks that have the last modules")
     return result
 
 

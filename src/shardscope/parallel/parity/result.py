@@ -13,6 +13,7 @@ from typing import final
 import torch
 
 from shardscope.parallel.equivalence import Layout, StepResult, TensorComparison
+from shardscope.parallel.parity.collectives import Collectives, find_line
 from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.record import Phase, Source, TensorKind
 
@@ -99,11 +100,18 @@ class ParityResult:
     previous: StepResult | None = None  # the single device's step before that
     # What each backward pass of the single device adds to the gradients, if there are several.
     contributions: Sequence[Mapping[str, torch.Tensor]] = ()
+    collectives: Collectives = ()  # of ranks that are threads
 
     def find_source(self, kind: TensorKind, name: str) -> Source | None:
         """The line of the ranks that computes or reads a number; None if it is not known."""
         sources = (rank.training.sources.get((kind, name)) for rank in self.ranks)
         return next((source for source in sources if source is not None), None)
+
+    def find_collective(
+        self, comparison: TensorComparison, phase: Phase | None = None
+    ) -> Source | None:
+        """The line of the collective that computed what ranks have of a tensor, if there is one."""
+        return find_line(comparison.case.ranks, self.collectives, phase)
 
 
 def is_within(module: str, outer: str) -> bool:

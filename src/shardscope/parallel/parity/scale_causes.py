@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from shardscope.numerics import to_fp64_on_cpu
-from shardscope.parallel.equivalence import UPDATED, TensorComparison
+from shardscope.numerics import find_rms, measure, to_fp64_on_cpu
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,
     list_sizes,
     mask_nonfinite,
     sharding_axes,
+    shards_in_fp64,
     target_in_fp64,
 )
 from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
@@ -47,19 +48,20 @@ def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     """The explanation of a tensor that is `ratio` times as large as it should be."""
     for names, size in list_sizes(axes):
-        over = " and ".join(names)
-        if _is_near_number(ratio, size):
-            predicate = (
-                f"is {size} times as large as it should be, and {size} is the size of {over}"
-            )
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
-            )
-        if _is_near_number(1 / ratio if ratio else 0.0, size):
-            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
-            )
+        is_large = _is_near_number(ratio, size)
+        if not is_large and not _is_near_number(1 / ratio if ratio else 0.0, size):
+            continue
+        same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        amount = f"{size} times as large as" if is_large else f"1/{size} of what"
+        named = ", or of ".join(same)
+        return Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            "",
+            names if len(same) == 1 else (),
+            "sum" if is_large else "mean",
+            ratio,
+            predicate=f"is {amount} it should be, and {size} is the size of {named}",
+        )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 
@@ -77,6 +79,9 @@ def find_ratio_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
         shards = evidence.shards
         parts = layout.split(evidence.target, shards)
         yield from _match_ratios(evidence, shards, parts, sharding_axes(layout, evidence.axes))
+    if layout is None and not evidence.are_identical() and evidence.target.numel() > 1:
+        targets = [evidence.target] * len(evidence.ranks)
+        yield from _match_ratios(evidence, evidence.ranks, targets, tuple(evidence.axes))
     if layout is None and evidence.are_identical():
         for name, size, dim in evidence.sharded_dims():
             wanted = evidence.target.chunk(size, dim)
@@ -219,6 +224,70 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
             remedy=remedy,
             predicate=f"is too large by its input, which is added {often} too often{also}",
         )
+
+
+def find_scaling(result: StepResult) -> float | None:
+    """The factor by which a step multiplies all gradients after backward; None if there is none."""
+    ratios = [
+        find_median_ratio(to_fp64_on_cpu(result.gradients[name]), to_fp64_on_cpu(raw))
+        for name, raw in result.raw_gradients.items()
+        if name in result.gradients and bool(raw.any())
+    ]
+    ratio = ratios[0] if ratios else None
+    if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
+        return None
+    is_common = all(
+        other is not None and math.isclose(other, ratio, rel_tol=1e-4) for other in ratios
+    )
+    return ratio if is_common else None
+
+
+def is_scaled_by_hand(result: StepResult) -> bool:
+    """Whether a step multiplies all gradients by a factor after backward, as it clips them."""
+    return find_scaling(result) is not None
+
+
+def explain_clipping_by_hand(
+    parity_result: ParityResult, gradients: Sequence[TensorComparison]
+) -> Explanation | None:
+    """Recognize gradients that the program scales after backward, on ranks by other factors.
+
+    On each rank, all gradients are then off by one factor.
+    """
+    known = [result for result in gradients if result.full and result.case.target is not None]
+    single = find_scaling(parity_result.reference)
+    if single is None or len(known) < 2:
+        return None
+    factors: list[float] = []
+    for result in known:
+        pairs = _pair_stored(result)
+        ratios = [find_median_ratio(value, target) or 0.0 for value, target in pairs]
+        factors = factors or ratios
+        if len(ratios) != len(factors) or not all(
+            math.isclose(ratio, factor, rel_tol=1e-4)
+            and measure(value, target * factor).rms <= _MAX_REST * find_rms(value)
+            for ratio, factor, (value, target) in zip(ratios, factors, pairs, strict=True)
+        ):
+            return None
+    values = list(dict.fromkeys(f"{factor * single:.4g}" for factor in factors))
+    listed = ", ".join(values[:MAX_LISTED]) + (", …" if len(values) > MAX_LISTED else "")
+    return Explanation(
+        Suspect.CLIPPING,
+        f"after backward the program multiplies every gradient by {listed} on the ranks, and by "
+        f"{single:.4g} on the single device",
+        ratio=factors[0],
+        remedy="Compute the norm that gradients are clipped with over all ranks: sum the squares "
+        "of shards over the axes that shard them, count copies once, and take the root last.",
+    )
+
+
+def _pair_stored(result: TensorComparison) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What each rank has of a tensor, with the same part of what it should be."""
+    target = target_in_fp64(result.case)
+    if result.layout is None or result.case.calls:
+        return [(mask_nonfinite(full), target) for full in result.full_in_fp64()]
+    shards = shards_in_fp64(result.case)
+    return list(zip(shards, result.layout.split(target, shards), strict=True))
 
 
 def explain_leftovers(

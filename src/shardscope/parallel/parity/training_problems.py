@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 from shardscope.numerics import to_fp64_on_cpu
-from shardscope.parallel.equivalence import StepResult, TensorComparison
+from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import (
@@ -85,8 +85,10 @@ class TrainingProblems:
 
     def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
         comparison = wrong[0]
-        values, single = _values_of(comparison), float(_target(comparison))
-        cause = explain_norm(values, _target(comparison), self._result, self._axes)
+        index = _find_first_wrong(comparison)
+        values, target = _values_of(comparison, index), _target(comparison).reshape(-1)[index]
+        single = float(target)
+        cause = explain_norm(values, target, self._result, self._axes)
         cause = cause or explain(comparison, self._axes)
         fact = (
             f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
@@ -101,15 +103,15 @@ class TrainingProblems:
             "gradient that ranks hold as copies once.",
             phase=Phase.BACKWARD,
             names=(comparison.case.name,),
-            source=self._find_source(TensorKind.NORM, comparison.case.name),
+            source=self._result.find_collective(comparison)
+            or self._find_source(TensorKind.NORM, comparison.case.name),
         )
 
     def _describe_clipping(self, wrong: Sequence[TensorComparison]) -> Problem:
         names = [result.case.name for result in wrong]
         cause = self._explain_clipping()
-        what = (
-            "Gradients agree" if cause.suspect is Suspect.NORM else "Gradients and their norm agree"
-        )
+        has_norm = any(c.case.kind is TensorKind.NORM for c in self._result.comparisons)
+        what = "Gradients and their norm agree" if has_norm else "Gradients agree"
         fact = (
             f"{what} before clipping; after it {list_names(names)} "
             f"{'differs' if len(names) == 1 else 'differ'}. {cause.to_sentence()}"
@@ -250,7 +252,7 @@ class TrainingProblems:
                 remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
                 "such as that a gradient is not finite, over all ranks first.",
             )
-        cause = explain(updated[0], self._axes)
+        cause = self._explain_unchanged(updated) or explain(updated[0], self._axes)
         disagrees = updated[0].verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             return replace(
@@ -260,6 +262,32 @@ class TrainingProblems:
                 "from what a rank alone sees, and run it on all ranks alike.",
             )
         return cause
+
+    def _explain_unchanged(self, updated: Sequence[TensorComparison]) -> Explanation | None:
+        """Which ranks leave parameters as they were that the single device changes."""
+        previous, reference = self._result.previous, self._result.reference
+        before = previous.training.tables.get(UPDATED, {}) if previous else reference.parameters
+        is_changed = {rank: False for result in updated for rank in range(len(result.full))}
+        for result in updated:
+            old = before.get(result.case.name)
+            if result.case.kind is not TensorKind.UPDATED or old is None or not result.full:
+                return None
+            fp64 = to_fp64_on_cpu(old)
+            if fp64.shape != _target(result).shape or torch.equal(fp64, _target(result)):
+                return None
+            for rank, full in enumerate(result.full_in_fp64()):
+                is_changed[rank] |= not torch.allclose(full, fp64, rtol=_RTOL, atol=0.0)
+        unchanged = [rank for rank, changed in is_changed.items() if not changed]
+        if not unchanged:
+            return None
+        is_all = len(unchanged) == len(is_changed)
+        what = "it as it was" if len(updated) == 1 else "them as they were"
+        who = "the ranks leave" if is_all else f"rank {', '.join(map(str, unchanged))} leaves"
+        return Explanation(
+            Suspect.STALE,
+            f"{who} {what}, and the single device updates {'it' if len(updated) == 1 else 'them'}",
+            remedy="Update it on every rank that holds it, or broadcast it after the update.",
+        )
 
     def _describe_number(self, result: TensorComparison) -> Problem:
         cause = explain(result, self._axes)
@@ -271,7 +299,8 @@ class TrainingProblems:
         disagrees = result.verdict.agreement is Agreement.RANKS_DISAGREE
         if cause.suspect is Suspect.UNKNOWN and disagrees:
             cause = OWN_VALUES
-        source = self._find_source(result.case.kind, name) or self._find_reading(values)
+        source = self._result.find_collective(result)
+        source = source or self._find_source(result.case.kind, name) or self._find_reading(values)
         fact = (
             f"The model is trained as on the single device; {what}, {name}, is "
             f"{_list_values(values)} on the ranks and {single:.6g} on the single device. "
@@ -281,7 +310,8 @@ class TrainingProblems:
             cause,
             name,
             fact.strip(),
-            "Reduce it over the ranks that compute different parts of it, once, and count what "
+            cause.remedy
+            or "Reduce it over the ranks that compute different parts of it, once, and count what "
             "ranks hold as copies once.",
             names=(name,),
             source=source,
@@ -344,6 +374,46 @@ def explain_norm(
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
+    return _find_unsummed(values, gradients, squares, parity_result.ranks, axes)
+
+
+def _find_unsummed(
+    values: Sequence[float],
+    gradients: Sequence[TensorComparison],
+    squares: Mapping[str, float],
+    ranks: Sequence[StepResult],
+    axes: Mapping[str, int],
+) -> Explanation | None:
+    """Shards whose squares each rank leaves as they are, while it sums those of the others.
+
+    DTensors are in other groups than plain tensors: their norm is complete by itself.
+    """
+    groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    for result in gradients:
+        sharded = _find_sharding_axes(result.case.name, squares, ranks, axes)
+        is_distributed = any(result.case.name in rank.distributed for rank in ranks)
+        groups.setdefault((sharded, is_distributed), []).append(result.case.name)
+    if len(values) != len(ranks) or len(groups) > _MAX_GROUPS:
+        return None
+    candidates = [key for key in groups if key[0]]
+    for count in range(1, len(candidates) + 1):
+        for keys in itertools.combinations(candidates, count):
+            names = [name for key in keys for name in groups[key]]
+            rest = sum(square for name, square in squares.items() if name not in names)
+            own = [sum(rank.local_squares.get(name) or 0.0 for name in names) for rank in ranks]
+            if all(
+                math.isclose(rest + square, value**2, rel_tol=_RTOL)
+                for square, value in zip(own, values, strict=True)
+            ):
+                over = tuple(dict.fromkeys(axis for key in keys for axis in key[0]))
+                return Explanation(
+                    Suspect.NORM,
+                    f"each rank adds the squares of its own shards of {list_names(names)} only, "
+                    f"which are not summed over {' and '.join(over)}",
+                    over,
+                    remedy="Sum the squared norm of plain tensors over the axes that shard them "
+                    "before the square root: the norm of DTensors is complete by itself.",
+                )
     return None
 
 
@@ -433,10 +503,22 @@ def _target(comparison: TensorComparison) -> torch.Tensor:
     return comparison.case.target
 
 
-def _values_of(comparison: TensorComparison) -> list[float]:
-    """The first number of a tensor on each rank."""
+def _find_first_wrong(comparison: TensorComparison) -> int:
+    """Which number of several, such as norms of groups of parameters, differs first."""
+    target = to_fp64_on_cpu(_target(comparison)).reshape(-1)
+    for index, single in enumerate(target.tolist()):
+        if any(
+            not math.isclose(value, single, rel_tol=_RTOL)
+            for value in _values_of(comparison, index)
+        ):
+            return index
+    return 0
+
+
+def _values_of(comparison: TensorComparison, index: int = 0) -> list[float]:
+    """A number of a tensor, by default the first, on each rank."""
     tensors = (tensor for tensor in comparison.case.ranks if tensor is not None)
-    return [float(tensor.detach().double().reshape(-1)[0]) for tensor in tensors]
+    return [float(tensor.detach().double().reshape(-1)[index]) for tensor in tensors]
 
 
 def _list_by_rank(values: Sequence[float]) -> str:

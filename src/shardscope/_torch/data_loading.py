@@ -1,0 +1,35 @@
+"""The batches that data loaders yield to a program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from shardscope._torch.private import find_class
+
+_LoaderIterator = find_class(
+    "torch.utils.data.dataloader._BaseDataLoaderIter", "compare the batches of data loaders"
+)
+
+
+@contextmanager
+def watched_batches(take: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """Let `take` draw each batch of a data loader until the context ends.
+
+    It is called with a function that draws the loader's own next batch, and returns what the
+    program gets.
+    """
+    draw = getattr(_LoaderIterator, "__next__", None)
+    if draw is None:
+        yield
+        return
+
+    @functools.wraps(draw)
+    def draw_next(iterator: Any) -> Any:
+        return take(functools.partial(draw, iterator))
+
+    with mock.patch.object(_LoaderIterator, "__next__", draw_next):
+        yield

@@ -1,0 +1,201 @@
+"""The data that a program's ranks train on, and what a single process gets in its place.
+
+Each rank notes the tensors that the program makes outside its model and that reach the model or the
+loss: batches of data loaders, random numbers, slices of data sets. Where the tensors of ranks with
+other samples begin to differ, the single process gets the samples of all of these ranks; what it
+computes from them, such as masks and counts of tokens, follows by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, final
+
+import torch
+
+
+class DataKey(NamedTuple):
+    """A tensor by the line and the function that make it, their count, and its position."""
+
+    line: str
+    function: str
+    occurrence: int
+    position: str
+
+
+class DataOrigin(StrEnum):
+    """How a tensor comes to be."""
+
+    LOADER = "loader"
+    """Yielded by a data loader."""
+    RANDOM = "random"
+    """Drawn at random."""
+    COMPUTED = "computed"
+    """Returned by another function, or passed to the model or the loss as it is."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DataTensor:
+    """A tensor outside the model. `parents` are the noted tensors that it is computed from.
+
+    With `is_item` it was put into a list of which a function made another tensor.
+    """
+
+    key: DataKey
+    origin: DataOrigin
+    parents: tuple[DataKey, ...]
+    value: torch.Tensor
+    is_item: bool = False
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SharedData:
+    """The values of one tensor on the ranks: a value for each group with the same samples."""
+
+    values: tuple[torch.Tensor, ...]
+    origin: DataOrigin
+
+    def join(self, dim: int) -> torch.Tensor | None:
+        """The samples of all groups along a dim; None if they do not fit together."""
+        first = self.values[0]
+        if len(self.values) == 1:
+            return first
+        if first.ndim == 0:
+            is_same = all(torch.equal(value, first) for value in self.values)
+            return first if is_same else None
+        along = min(dim, first.ndim - 1)
+        rests = {
+            (value.dtype, *value.shape[:along], *value.shape[along + 1 :]) for value in self.values
+        }
+        return torch.cat(self.values, along) if len(rests) == 1 else None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DataPlan:
+    """What a single process gets: for each tensor, its values on the ranks.
+
+    `num_groups` is the number of groups of ranks with the same samples. With `is_sequence`, the
+    single process gets the batches of the groups one after the other, otherwise joined along `dim`.
+    """
+
+    shared: dict[DataKey, SharedData] = field(default_factory=dict)
+    num_groups: int = 1
+    dim: int = 0
+    is_sequence: bool = False
+
+    def find(self, key: DataKey) -> SharedData | None:
+        """What a single process gets for its own tensor with this key."""
+        if not self.is_sequence:
+            return self.shared.get(key)
+        occurrence, group = divmod(key.occurrence, self.num_groups)
+        shared = self.shared.get(key._replace(occurrence=occurrence))
+        if shared is None or len(shared.values) == 1:
+            return shared
+        return SharedData((shared.values[group],), shared.origin)
+
+
+def plan_data(
+    ranks: Sequence[Sequence[DataTensor]],
+    groups: Sequence[Sequence[int]],
+    *,
+    dim: int = 0,
+    is_sequence: bool = False,
+) -> DataPlan:
+    """What a single process gets in place of its own data.
+
+    `ranks` has the tensors of each rank in order, `groups` the ranks with the same samples.
+    """
+    first = [group[0] for group in groups]
+    tables = [{tensor.key: tensor for tensor in ranks[rank]} for rank in first]
+    differing = {
+        key
+        for key, tensor in tables[0].items()
+        if any(not _has_same_value(table.get(key), tensor) for table in tables[1:])
+    }
+    # The tensors of a batch belong together, also if some of them are the same on all ranks.
+    batches = {
+        key._replace(position="") for key in differing if tables[0][key].origin is DataOrigin.LOADER
+    }
+    shared = {}
+    replaced: set[DataKey] = set()
+    for key, tensor in tables[0].items():
+        is_loaded = tensor.origin is DataOrigin.LOADER
+        is_joined = key in differing or (is_loaded and key._replace(position="") in batches)
+        values = [table[key].value for table in tables if key in table]
+        if replaced.intersection(tensor.parents):
+            replaced.add(key)
+        elif not is_joined:
+            if tensor.origin is not DataOrigin.COMPUTED:
+                shared[key] = SharedData((tensor.value,), tensor.origin)
+        elif len(values) == len(tables) and (is_loaded or _is_batch(tensor)):
+            replaced.add(key)
+            shared[key] = SharedData(tuple(values), tensor.origin)
+    return DataPlan(shared, len(groups), dim, is_sequence)
+
+
+def _has_same_value(tensor: DataTensor | None, reference: DataTensor) -> bool:
+    return tensor is not None and is_equal(tensor.value, reference.value)
+
+
+def is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and values."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _is_batch(tensor: DataTensor) -> bool:
+    """Whether a tensor can be one of several samples, and not a number that a rank computes."""
+    is_number = not tensor.parents and tensor.value.numel() <= 1
+    return tensor.value.ndim > 0 and not is_number and not tensor.is_item
+
+
+def group_by_data(ranks: Sequence[Sequence[DataTensor]]) -> list[list[int]]:
+    """The ranks whose tensors are all the same, in groups."""
+    groups: list[list[int]] = []
+    for rank, tensors in enumerate(ranks):
+        same = (group for group in groups if _has_same_data(ranks[group[0]], tensors))
+        group = next(same, None)
+        if group is None:
+            groups.append([rank])
+        else:
+            group.append(rank)
+    return groups
+
+
+def _has_same_data(first: Sequence[DataTensor], second: Sequence[DataTensor]) -> bool:
+    values = {tensor.key: tensor.value for tensor in first}
+    return len(first) == len(second) and all(
+        tensor.key in values and is_equal(values[tensor.key], tensor.value) for tensor in second
+    )
+
+
+def sort_rows(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor | None:
+    """The rows of all tensors in an order of their own, to compare which samples they are."""
+    if not tensors or tensors[0].ndim == 0:
+        return None
+    moved = [tensor.movedim(min(dim, tensor.ndim - 1), 0).flatten(1) for tensor in tensors]
+    if len({rows.shape[1:] for rows in moved}) > 1:
+        return None
+    rows = torch.cat([rows.to(torch.float64) for rows in moved])
+    for column in reversed(range(min(rows.shape[1], 8))):
+        rows = rows[rows[:, column].argsort(stable=True)]
+    return rows
+
+
+def list_reaching(
+    tensors: Sequence[DataTensor], used: Iterator[DataKey] | Sequence[DataKey]
+) -> list[DataTensor]:
+    """The tensors that are used by the model or the loss, and those that they come from."""
+    by_key = {tensor.key: tensor for tensor in tensors}
+    reached: set[DataKey] = set()
+    pending = list(used)
+    while pending:
+        key = pending.pop()
+        if key in by_key and key not in reached:
+            reached.add(key)
+            pending += by_key[key].parents
+    return [tensor for tensor in tensors if tensor.key in reached]

@@ -1,0 +1,215 @@
+"""Compares the entire steps of a program's ranks with those that a single process has taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from shardscope.parallel.equivalence import (
+    Mesh,
+    Runs,
+    StepResult,
+    TensorComparison,
+    compare_case,
+    find_stages,
+    make_cases,
+)
+from shardscope.parallel.parity.captured_data import group_by_data, sort_rows
+from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayPlan, Replays
+from shardscope.parallel.parity.recheck import accept_own_values, call_close
+from shardscope.parallel.parity.result import ParityResult
+from shardscope.record import TOLERABLE, Gap, TensorKind
+
+_LOSS = (TensorKind.LOSS, "loss")
+# What depends on the data that the single process is trained on.
+_OF_DATA = (TensorKind.LOSS, TensorKind.GRADIENT, TensorKind.REPORTED, TensorKind.COUNTER)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TrainingComparison:
+    """The comparisons of each step, and what was not compared.
+
+    `has_data` says whether the single process was trained on the samples of all ranks; otherwise
+    only what follows from given gradients was compared.
+    """
+
+    steps: list[list[TensorComparison]]
+    references: list[StepResult]
+    ranks: list[list[StepResult]]
+    gaps: list[Gap]
+    has_data: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the ranks train as the single process does on the samples of all of them."""
+        return self.has_data and self.index is None
+
+    @property
+    def index(self) -> int | None:
+        """The first step in which something differs."""
+        wrong = (index for index, step in enumerate(self.steps) if list_wrong(step))
+        return next(wrong, None)
+
+    def make_result(self, *, has_exact: bool) -> ParityResult:
+        """The result of all steps, with details of the first that differs."""
+        index = self.index or 0
+        return ParityResult(
+            self.steps[index],
+            self.references[index],
+            has_exact,
+            index=index,
+            ranks=self.ranks[index],
+            steps=self.steps,
+            is_training=True,
+            previous=self.references[index - 1] if index else None,
+        )
+
+
+def list_wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
+    """The tensors that differ."""
+    return [result for result in comparisons if result.verdict.agreement not in TOLERABLE]
+
+
+def takes_batches_in_sequence(
+    ranks: Sequence[CapturedTraining], plan: ReplayPlan, replays: Replays
+) -> bool:
+    """Whether a single process calls its model once for each batch that any rank has.
+
+    Programs that accumulate gradients up to a number of samples do. It has got joined batches then.
+    """
+    single, num_groups = replays.trainings[0], plan.data.num_groups
+    if single is None or not single.inputs or not ranks[0].inputs or plan.data.is_sequence:
+        return False
+    return num_groups > 1 and len(single.inputs[0]) == num_groups * len(ranks[0].inputs[0])
+
+
+def compare_training(
+    ranks: Sequence[CapturedTraining], plan: ReplayPlan, replays: Replays
+) -> TrainingComparison | None:
+    """Compare the steps that all ranks and the single process have taken; None if there is none."""
+    reference, perturbed, fp64, perturbed_fp64 = replays.trainings
+    if reference is None or perturbed is None:
+        return None
+    num_steps = min(len(run.results) for run in (reference, perturbed, *ranks))
+    if not num_steps:
+        return None
+    is_exact = all(
+        run is not None and len(run.results) >= num_steps for run in (fp64, perturbed_fp64)
+    )
+    gaps = list(_find_data_gaps(ranks, plan, reference, num_steps))
+    mesh = _find_mesh(ranks, plan)
+    steps, references, of_ranks = [], [], []
+    for index in range(num_steps):
+        exact = fp64.results[index] if fp64 is not None and is_exact else None
+        moved = perturbed_fp64.results[index] if perturbed_fp64 is not None and is_exact else None
+        runs = Runs(reference.results[index], exact, ((perturbed.results[index], moved),))
+        results = [rank.results[index] for rank in ranks]
+        cases = make_cases(
+            runs, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
+        )
+        steps.append(
+            [compare_case(case) for case in cases if not gaps or case.kind not in _OF_DATA]
+        )
+        references.append(reference.results[index])
+        of_ranks.append(results)
+    stages = find_stages(references[0].gradients, of_ranks[0])
+    accepted = accept_own_values(
+        steps, stages, plan.axes, [single.training for single in references]
+    )
+    accepted = [
+        [_accept_own_loss(result, results) for result in step]
+        for step, results in zip(accepted, of_ranks, strict=True)
+    ]
+    return TrainingComparison(accepted, references, of_ranks, gaps, has_data=not gaps)
+
+
+def _accept_own_loss(result: TensorComparison, ranks: Sequence[StepResult]) -> TensorComparison:
+    """Accept a number that a rank reads if it is the loss of its own samples."""
+    key = (result.case.kind, result.case.name)
+    if result.case.kind is not TensorKind.REPORTED or result.verdict.agreement in TOLERABLE:
+        return result
+    for rank in ranks:
+        losses = [float(loss) for loss in rank.training.scalars.get(_LOSS, ())]
+        own = [*losses, sum(losses), sum(losses) / max(len(losses), 1)]
+        for value in rank.training.scalars.get(key, ()):
+            if not any(math.isclose(float(value), loss, rel_tol=1e-4) for loss in own):
+                return result
+    return call_close(result, "the loss of a rank's own samples")
+
+
+def _find_mesh(ranks: Sequence[CapturedTraining], plan: ReplayPlan) -> Mesh:
+    """The mesh, with the axes along which ranks have other samples."""
+    sizes = tuple(plan.axes.values())
+    groups = group_by_data([rank.data for rank in ranks])
+    group_of = {rank: index for index, group in enumerate(groups) for rank in group}
+    axes = []
+    for axis, size in enumerate(sizes):
+        stride = math.prod(sizes[axis + 1 :])
+        starts = (rank for rank in range(len(ranks)) if (rank // stride) % size == 0)
+        if any(
+            group_of[start] != group_of[start + step * stride]
+            for start in starts
+            for step in range(1, size)
+        ):
+            axes.append(axis)
+    return Mesh(sizes, tuple(axes), plan.data.dim)
+
+
+def _find_data_gaps(
+    ranks: Sequence[CapturedTraining],
+    plan: ReplayPlan,
+    single: CapturedTraining,
+    num_steps: int,
+) -> list[Gap]:
+    """Why the single process was not trained on the samples of all ranks; empty if it was."""
+    if ranks[0].has_batch_norm and plan.data.num_groups > 1:
+        fact = (
+            "a BatchNorm normalizes with the statistics of each rank's own samples, so that the "
+            "loss and the gradients of all samples in one batch are others; compared were the "
+            "gradients of each rank's own samples. SyncBatchNorm reduces the statistics"
+        )
+        return [Gap(place="data", fact=fact)]
+    if all(_has_same_samples(ranks, plan, single.inputs[step], step) for step in range(num_steps)):
+        return []
+    fact = (
+        "the single process could not be given the samples of all ranks, so that the loss and what "
+        "depends on it were not compared, but the gradients of each rank's own samples"
+    )
+    if single.problems:
+        fact += f": {'; '.join(single.problems)}"
+    return [Gap(place="data", fact=f"{fact:.600}")]
+
+
+def _has_same_samples(
+    ranks: Sequence[CapturedTraining],
+    plan: ReplayPlan,
+    calls: Sequence[Sequence[torch.Tensor]],
+    step: int,
+) -> bool:
+    """Whether the model of the single process is called with the samples of all ranks, once."""
+    groups = group_by_data([rank.data for rank in ranks])
+    of_groups = [call for group in groups for call in ranks[group[0]].inputs[step]]
+    if len({len(call) for call in (*of_groups, *calls)}) != 1:
+        return False
+    return all(
+        _has_same_rows([call[index] for call in of_groups], [call[index] for call in calls], plan)
+        for index in range(len(calls[0]))
+    )
+
+
+def _has_same_rows(
+    of_ranks: Sequence[torch.Tensor], of_single: Sequence[torch.Tensor], plan: ReplayPlan
+) -> bool:
+    first = of_ranks[0]
+    if all(
+        tensor.shape == first.shape and torch.equal(tensor, first)
+        for tensor in (*of_ranks, *of_single)
+    ):
+        return True
+    wanted, own = sort_rows(of_ranks, plan.data.dim), sort_rows(of_single, plan.data.dim)
+    return wanted is not None and own is not None and torch.equal(wanted, own)
