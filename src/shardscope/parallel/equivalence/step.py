@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.ddp import read_buckets
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
@@ -70,6 +71,7 @@ class StepResult:
     num_backwards: int = 0  # that reached an output of the model
     num_cleared: int = 0  # times that gradients were cleared before another backward
     is_bypassed: bool = False  # the module inside DistributedDataParallel was called without it
+    unhooked: frozenset[str] = frozenset()  # parameters inside it that it does not reduce
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     regions: dict[Key, Region] = field(default_factory=dict)
     snapshots: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -298,6 +300,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs(run.index)
     backwards = _BackwardCounter([parameter for _, parameter in names.parameters(model)])
+    unhooked = _find_unhooked(model, names)
     returned: object = None
     with ExitStack() as stack:
         stack.callback(backwards.remove)
@@ -347,6 +350,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
         inputs=calls.inputs,
         input_source=calls.source,
+        unhooked=unhooked,
         local_squares=find_squares(gradients) if task.training is not None else {},
         distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
         raw_squares=find_squares(training.tables.get(RAW, {})),
@@ -357,6 +361,19 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
+
+
+def _find_unhooked(model: nn.Module, names: OriginalNames) -> frozenset[str]:
+    """The parameters that require a gradient, but not when their module was wrapped in DDP."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    hooked = {
+        id(parameter)
+        for wrapper in wrappers
+        for bucket in read_buckets(wrapper)
+        for parameter in bucket.parameters
+    }
+    inner = {id(p) for wrapper in wrappers for p in wrapper.parameters() if p.requires_grad}
+    return frozenset(n for n, p in names.parameters(model) if id(p) in inner - hooked)
 
 
 @contextmanager
@@ -495,8 +512,9 @@ class _BackwardCounter:
             if tensor.requires_grad:
                 tensor.register_hook(count)  # type: ignore[no-untyped-call]
 
-    def _accumulate(self, _: torch.Tensor) -> None:
-        self._has_gradients = True
+    def _accumulate(self, parameter: torch.Tensor) -> None:
+        # A hook of the program may have moved the gradient into its own buffer already.
+        self._has_gradients |= parameter.grad is not None
 
 
 def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:

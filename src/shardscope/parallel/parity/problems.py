@@ -209,14 +209,8 @@ class _Problems:
         """The problem that `num_known` of the wrong gradients have in common."""
         facts = ["Outputs agree."]
         is_missing = cause.suspect is Suspect.MISSING_REDUCTION
-        if is_missing and any(rank.is_bypassed for rank in self._result.ranks):
-            clause = "the step calls the module inside DistributedDataParallel, and not the wrapper"
-            cause = dataclasses.replace(
-                cause,
-                suspect=Suspect.LOST_HOOK,
-                clause=f"{clause}, so that the hooks that reduce gradients do not run",
-                remedy="Call the wrapped model: ddp(batch), not ddp.module(batch).",
-            )
+        names = [result.case.name for result in wrong]
+        cause = self._find_lost_hook(cause, names)
         is_all = num_known == len(wrong)
         count = f"{num_known} of {len(wrong)} gradients"
         if is_missing and cause.axes:
@@ -229,7 +223,7 @@ class _Problems:
             facts += [f"{which} differ in the same way.", cause.to_sentence("each")]
         remedies = [suggest_remedy(cause, OriginKind.LOSS)]
         num_calls = self._find_num_calls(cause)
-        if num_calls is not None and cause.axes:
+        if num_calls is not None and cause.suspect is Suspect.DOUBLE_REDUCTION:
             facts.append(f"{num_calls} is also the number of micro-batches.")
             remedies.append(f"Or {_DIVIDE_LOSS}.")
         elif num_calls is not None:
@@ -246,6 +240,25 @@ class _Problems:
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
             source=self._find_reduction(wrong if subject == "all gradients" else []),
+        )
+
+    def _find_lost_hook(self, cause: Explanation, names: Sequence[str]) -> Explanation:
+        """The cause of gradients of these names; one that says more if DDP has lost its hooks."""
+        if cause.suspect is not Suspect.MISSING_REDUCTION:
+            return cause
+        unhooked = frozenset().union(*(rank.unhooked for rank in self._result.ranks))
+        if any(rank.is_bypassed for rank in self._result.ranks):
+            clause = "the step calls the module inside DistributedDataParallel, and not the "
+            clause += "wrapper, so that the hooks that reduce gradients do not run"
+            remedy = "Call the wrapped model: ddp(batch), not ddp.module(batch)."
+        elif unhooked.issuperset(names):
+            clause = "DistributedDataParallel has no hooks that reduce them: these parameters "
+            clause += "have replaced others since the model was wrapped, or were frozen then"
+            remedy = "Wrap the model after its parameters have been loaded, moved or unfrozen."
+        else:
+            return cause
+        return dataclasses.replace(
+            cause, suspect=Suspect.LOST_HOOK, clause=clause, predicate="", remedy=remedy
         )
 
     @property
@@ -353,6 +366,7 @@ class _Problems:
         first = origins[0]
         cause, verdict = self._causes.explain(first.comparison), first.comparison.verdict
         names = [origin.comparison.case.name for origin in origins]
+        cause = self._find_lost_hook(cause, names)
         modules = list(dict.fromkeys(origin.module or "" for origin in origins))
         module = _find_common_module(modules)
         if module is None or self._is_partly_wrong(module, names):

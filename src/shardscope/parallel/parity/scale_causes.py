@@ -335,7 +335,11 @@ def explain_contributions(
     known = [
         result
         for result in gradients
-        if result.full and all(result.case.name in part for part in parts)
+        if result.full
+        and all(
+            result.case.name in part and part[result.case.name].shape == result.full[0].shape
+            for part in parts
+        )
     ]
     if len(parts) < 2 or not known:
         return None
@@ -345,7 +349,10 @@ def explain_contributions(
     weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
     targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])
     right = torch.linalg.lstsq(matrix, targets.unsqueeze(1), driver="gelsd").solution.flatten()
-    rest = float((matrix @ weights - values).norm() / values.norm().clamp_min(1e-300))
+    rest = max(
+        float((matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300))
+        for factors, wanted in ((weights, values), (right, targets))
+    )
     factors = [float(a / b) for a, b in zip(weights, right, strict=True)]
     if rest > _MAX_REST or max(factors) - min(factors) < _MIN_SPREAD:
         return None
