@@ -73,18 +73,19 @@ def explain(
         return wrong_dim
     unknown, evidence = UNKNOWN, first
     others = (first.with_ranks(full) for full in _other_layouts(comparison))
-    for evidence in itertools.islice(itertools.chain([first], others), _MAX_LAYOUTS):
+    layouts = list(itertools.islice(itertools.chain([first], others), _MAX_LAYOUTS))
+    for evidence in layouts:
         explanation = next(_explanations(evidence), None)
         if explanation is not None:
             return explanation
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
-    finders = (
-        find_slices_of_each_rank,
-        find_ratio_of_each_rank,
-        find_ratio_of_each_row,
-        find_shuffled_values,
+    rest = itertools.chain(
+        find_slices_of_each_rank(evidence),
+        find_ratio_of_each_rank(evidence),
+        itertools.chain.from_iterable(map(find_ratio_of_each_row, layouts)),
+        find_shuffled_values(evidence),
     )
-    return next(itertools.chain.from_iterable(find(evidence) for find in finders), unknown)
+    return next(rest, unknown)
 
 
 def _other_layouts(comparison: TensorComparison) -> Iterator[Sequence[torch.Tensor]]:
