@@ -73,19 +73,20 @@ def explain(
         return wrong_dim
     unknown, evidence = UNKNOWN, first
     others = (first.with_ranks(full) for full in _other_layouts(comparison))
-    layouts = list(itertools.islice(itertools.chain([first], others), _MAX_LAYOUTS))
-    for evidence in layouts:
+    for evidence in itertools.islice(itertools.chain([first], others), _MAX_LAYOUTS):
         explanation = next(_explanations(evidence), None)
         if explanation is not None:
             return explanation
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
-    rest = itertools.chain(
-        find_slices_of_each_rank(evidence),
-        find_ratio_of_each_rank(evidence),
-        itertools.chain.from_iterable(map(find_ratio_of_each_row, layouts)),
-        find_shuffled_values(evidence),
+    finders = (
+        find_slices_of_each_rank,
+        find_ratio_of_each_rank,
+        find_ratio_of_each_row,
+        find_shuffled_values,
     )
-    return next(rest, unknown)
+    layouts = (first,) if evidence is first else (first, evidence)
+    causes = (find(tried) for find in finders for tried in layouts)
+    return next(itertools.chain.from_iterable(causes), unknown)
 
 
 def _other_layouts(comparison: TensorComparison) -> Iterator[Sequence[torch.Tensor]]:
