@@ -176,6 +176,19 @@ def test_shards_in_plain_tensors_that_a_norm_does_not_sum_are_named():
     assert "its own shards of 2.weight only, which are not summed over dp" in finding.fact
 
 
+def test_gradients_that_clipping_changes_on_one_rank_only_agree():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        (model(batch[0]) - batch[1]).square().mean().backward()
+        largest = torch.stack([p.grad.abs().max() for p in model.parameters()]).max()
+        if mesh is not None:
+            largest = largest.full_tensor()
+        nn.utils.clip_grad_value_(model.parameters(), 0.9 * float(largest))
+        optimizer.step()
+
+    assert not compare(step, single_step=step, inputs=(X[:6], Y[:6])).findings
+
+
 @pytest.mark.parametrize("is_of_all", [True, False])
 def test_a_quotient_by_a_count_that_is_not_summed_is_a_missing_reduction(is_of_all):
     def report(model, batch, optimizer, mesh=None):
