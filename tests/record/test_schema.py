@@ -17,6 +17,7 @@ from shardscope.record import (
     Agreement,
     AllocationTable,
     Axis,
+    AxisTypes,
     BreakSite,
     Cause,
     Collective,
@@ -37,6 +38,7 @@ from shardscope.record import (
     GraphEnd,
     GraphOp,
     Group,
+    InferredTypes,
     Inserted,
     Level,
     Mark,
@@ -58,6 +60,8 @@ from shardscope.record import (
     PlacedKind,
     RankMemory,
     Recompile,
+    RunComparison,
+    RunDeviation,
     RunInfo,
     SegmentTable,
     Severity,
@@ -74,7 +78,11 @@ from shardscope.record import (
     SuspectOp,
     TensorKind,
     TensorLayout,
+    TensorRole,
+    TensorTypes,
     TensorVerdict,
+    ValueKind,
+    ValueSample,
     encode,
 )
 from shardscope.record.schema import make_schema
@@ -170,6 +178,9 @@ _TABLES = {
     "parity": Parity,
     "tensors": TensorVerdict,
     "divergences": Divergence,
+    "types": InferredTypes,
+    "tensors of `types": TensorTypes,
+    "axes of `types": AxisTypes,
     "parallel": Parallelization,
     "inserted": Inserted,
     "fallbacks": Fallback,
@@ -187,6 +198,9 @@ _TABLES = {
     "stages": StageTime,
     "guards": FrameGuards,
     "collectives of graphs": GraphCollective,
+    "values": ValueSample,
+    "comparisons": RunComparison,
+    "run_deviations": RunDeviation,
 }
 
 
@@ -241,6 +255,8 @@ def test_reference_names_every_kind_phase_and_severity():
         ("diagnoses", "stage", Stage),
         ("graphs", "end", GraphEnd),
         ("ops of graphs", "kind", OpKind),
+        ("values", "kind", ValueKind),
+        ("tensors of `types", "role", TensorRole),
     ],
 )
 def test_reference_names_every_value_of_a_choice(heading, field, values):

@@ -145,6 +145,7 @@ class TrainingRecorder:
         self._has_new_gradients = True  # since they were last read
         self._addresses: dict[int, str] | None = None  # of gradients that collectives may reduce
         self._stepped: set[int] = set()  # ids of parameters
+        self._graded: dict[str, torch.Tensor] = {}  # parameters with a gradient when one stepped
         self._counters = dict(self._read_counters())
 
     @contextmanager
@@ -191,11 +192,8 @@ class TrainingRecorder:
         values.tables[UPDATED] = _copy_all(self._parameters())
         self._read_states()
         if self._stepped:
-            values.stale = frozenset(
-                name
-                for name, parameter in self._parameters().items()
-                if _gradient_of(parameter) is not None and id(parameter) not in self._stepped
-            )
+            graded = self._graded | self._find_graded()
+            values.stale = frozenset(n for n, p in graded.items() if id(p) not in self._stepped)
         return values
 
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -232,6 +230,7 @@ class TrainingRecorder:
         if self._has_new_gradients:
             self._read_gradients()
         named = self._parameters()
+        self._graded |= self._find_graded()
         own = {id(parameter): name for name, parameter in reversed(named.items())}
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
@@ -284,6 +283,9 @@ class TrainingRecorder:
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {name: p for name, p in self._names.parameters(self._model) if not p.is_meta}
+
+    def _find_graded(self) -> dict[str, torch.Tensor]:
+        return {n: p for n, p in self._parameters().items() if _gradient_of(p) is not None}
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         pairs = ((name, _gradient_of(p)) for name, p in self._parameters().items())
