@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.ddp import read_buckets
+from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.declared import Declared
@@ -82,6 +84,8 @@ class StepResult:
     distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
     declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    inputs: list[torch.Tensor] = field(default_factory=list)  # of the model, as on this rank
+    input_source: Source | None = None  # the line that calls the model
     reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
@@ -331,7 +335,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     }
     outputs = {
         f"{call}{_SEPARATOR}{path}": tensor
-        for call, output in enumerate(calls)
+        for call, output in enumerate(calls.results)
         for path, tensor in named_tensors(output)
     }
     full = gather_result(run.gather, outputs, gradients, buffers, training)
@@ -340,10 +344,12 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
-        num_calls=len(calls),
+        num_calls=len(calls.results),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
-        is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
+        is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
+        inputs=calls.inputs,
+        input_source=calls.source,
         unhooked=unhooked,
         local_squares=find_squares(gradients) if task.training is not None else {},
         distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
@@ -516,32 +522,45 @@ def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
     return not any(gradient is not None and _local(gradient).any() for gradient in gradients)
 
 
+@final
+@dataclass(eq=False)
+class _Calls:
+    """What the model returns in each call, its inputs in all calls, and the line of the first."""
+
+    results: list[object] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    source: Source | None = None
+
+
 @contextmanager
 def _captured_outputs(
     model: nn.Module, names: OriginalNames, backwards: _BackwardCounter
-) -> Iterator[list[object]]:
-    """Collect what the model returns in each call, also if the user's step does not return it.
+) -> Iterator[_Calls]:
+    """Collect what the model gets and returns in each call, also if the step does not return it.
 
     A step may call the module inside a wrapper such as DDP; a call of the wrapper counts once.
     """
-    outputs: list[object] = []
+    outputs = _Calls()
     depth = 0
 
-    def enter(*_: object) -> None:
+    def enter(_: nn.Module, args: object, kwargs: object) -> None:
         nonlocal depth
         depth += 1
+        if depth == 1 and not is_in_backward():
+            outputs.inputs += [_local(t).clone() for _, t in named_tensors((args, kwargs))]
+            outputs.source = outputs.source or read_stack(sys._getframe(1)).source
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         nonlocal depth
         depth -= 1
         if not depth and not is_in_backward():  # backward calls a checkpointed model again
-            outputs.append(output)
+            outputs.results.append(output)
             backwards.register(output)
 
     handles = []
     for name, module in names.modules(model):
         if not name:
-            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
     try:
         yield outputs

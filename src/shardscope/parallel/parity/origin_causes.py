@@ -14,6 +14,7 @@ from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import list_sizes, sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
+from shardscope.parallel.parity.input_causes import explain_inputs
 from shardscope.parallel.parity.reduction_causes import (
     explain_mixed,
     explain_parts,
@@ -120,6 +121,7 @@ class OriginExplainer:
         if all(is_drawn):  # random values may resemble any cause
             return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
+        is_of_model = origin.kind is OriginKind.INPUT and origin.module is None
         weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
         if weights.describe():
             return weights
@@ -130,6 +132,7 @@ class OriginExplainer:
             self._explain_inputs(origin),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
+            explain_inputs(origin.comparison, self._result) if is_of_model else UNKNOWN,
         )
         known = next((cause for cause in causes if cause.suspect is not Suspect.UNKNOWN), None)
         known = known or next((cause for cause in causes if cause.remedy), None)

@@ -22,6 +22,7 @@ from shardscope.parallel.parity.explanation import (
     suggest_remedy,
 )
 from shardscope.parallel.parity.first_op import WrongOp
+from shardscope.parallel.parity.input_causes import is_passed
 from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import (
@@ -425,6 +426,8 @@ class _Problems:
     def _describe(self, origin: Origin) -> Problem:
         is_first = bool(self._result.origins) and origin is self._result.origins[0]
         op = self._result.op if is_first else None
+        if is_passed(origin, self._result):
+            origin, op = dataclasses.replace(origin, module=None, path=""), None
         cause = self._causes.explain_origin(origin, op, self._wrong)
         # A caller may reduce the partial sums. If another cause explains its output, then it
         # does reduce them.
@@ -466,6 +469,9 @@ class _Problems:
             source = self._result.find_collective(origin.comparison, origin.phase) or source
         if source is not None:
             return source
+        if origin.kind is OriginKind.INPUT and origin.module is None:
+            sources = (rank.input_source for rank in self._result.ranks)
+            return next((source for source in sources if source is not None), None)
         is_loss = origin.kind is OriginKind.LOSS
         return self._result.find_source(TensorKind.LOSS, "loss") if is_loss else None
 
@@ -507,9 +513,11 @@ class _Problems:
             is_plain = cause.suspect is Suspect.UNKNOWN
             detail = make_sentence(verdict.detail) if is_plain else cause.to_sentence()
             agreement = verdict.agreement.replace("_", " ")
+            is_gradient = verdict.kind is TensorKind.GRADIENT and len(names) > 1
+            modules = [name.rpartition(".")[0] for name in names] if is_gradient else [""]
             yield Problem(
                 cause,
-                names[0],
+                _find_common_module(modules) or names[0],
                 f"{what}{list_names(names)}: {agreement}. {detail}".strip(),
                 suggest_remedy(cause, OriginKind.LOSS),
                 names=tuple(result.case.name for result in group),
