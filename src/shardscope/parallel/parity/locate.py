@@ -66,7 +66,13 @@ def find_origins(
         _is_same_module(origin.module, backward.module) for origin in parameter_origins
     ):
         return parameter_origins
-    return [*parameter_origins, backward]
+    # Behind a wrong gradient, one that cannot be compared tells nothing of the parameters there.
+    known = [
+        origin
+        for origin in parameter_origins
+        if origin.is_first or probed.is_fine(origin.named_module, Phase.FORWARD) is not False
+    ]
+    return [*known, backward]
 
 
 def _is_same_module(module: str | None, outer: str | None) -> bool:
