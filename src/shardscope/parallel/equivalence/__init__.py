@@ -57,8 +57,8 @@ from shardscope.parallel.equivalence.step import (
     Task,
     call_model,
     default_loss,
+    describe_local,
     execute,
-    find_squares,
     find_stages,
     gather_result,
     is_cleared,
@@ -74,8 +74,6 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
-    CLIPPED,
-    RAW,
     UPDATED,
     Key,
     Table,
@@ -87,10 +85,8 @@ from shardscope.parallel.equivalence.training import (
 
 __all__ = [
     "AS_IT_IS",
-    "CLIPPED",
     "MARKED",
     "OF_A_RANK",
-    "RAW",
     "UPDATED",
     "Case",
     "Declared",
@@ -121,10 +117,10 @@ __all__ = [
     "copy_model",
     "default_loss",
     "describe_dtype",
+    "describe_local",
     "draws_numbers",
     "drop_extra_calls",
     "execute",
-    "find_squares",
     "find_stages",
     "gather_result",
     "is_cleared",
