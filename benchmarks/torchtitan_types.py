@@ -1,11 +1,12 @@
 """Infer the types of torchtitan's Llama 3 debug model, and compare them with its annotations.
 
-    cd /path/to/torchtitan && PYTHONPATH=. python /path/to/benchmarks/torchtitan_types.py dp=2,tp=2
+    PYTHONPATH=/path/to/torchtitan python benchmarks/torchtitan_types.py tp=2 --checker
 
 Needs a checkout of torchtitan whose default backend is spmd_types, its dependencies, and the torch
 that it is written for. The model has one layer, and its attention, which has a kernel for GPUs
 only, is computed by torch's scaled_dot_product_attention. Annotations are those that torchtitan
-gives to parameters and buffers when it shards the model.
+gives to parameters and buffers when it shards the model; with `--checker` the model runs under the
+checker of spmd_types, which annotates all tensors.
 """
 
 from __future__ import annotations
@@ -40,14 +41,38 @@ def attend(self: nn.Module, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, **optio
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def main(mesh: dict[str, int]) -> None:
+def let_checker_run_in_threads() -> None:
+    """Install the checker's patches once, for all ranks, and check nothing that shardscope does."""
+    import spmd_types
+    from spmd_types import _backward_hooks, _checker, _vmap
+
+    from shardscope.parallel.equivalence import step
+    from shardscope.parallel.parity.probe import ModuleProbe
+
+    for module, install, uninstall in (
+        (_checker, "_install_autograd_apply_patch", "_remove_autograd_apply_patch"),
+        (_vmap, "install", "uninstall"),
+        (_backward_hooks, "install", "uninstall"),
+    ):
+        getattr(module, install)()
+        setattr(module, install, lambda: None)
+        setattr(module, uninstall, lambda: None)
+    for owner, name in ((ModuleProbe, "_record"), (step._BackwardCounter, "register")):
+        setattr(owner, name, spmd_types.no_typecheck()(getattr(owner, name)))
+
+
+def main(mesh: dict[str, int], *, has_checker: bool) -> None:
     """Build the model on a single device, infer its types on the mesh, and print them."""
+    import spmd_types
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed import ParallelDims, parallel_dims, utils
+    from torchtitan.distributed.spmd_types import annotate_input_spmd_types
     from torchtitan.models.common import attention
     from torchtitan.models.llama3 import model_registry
 
     warnings.simplefilter("ignore")
+    if has_checker:
+        let_checker_run_in_threads()
     parallel_dims.device_type = "cpu"
     attention.VarlenAttention.forward = attend
     utils.set_spmd_backend("spmd_types")
@@ -73,12 +98,20 @@ def main(mesh: dict[str, int]) -> None:
                 ac_config=None,
                 dump_folder=folder,
             )
-        object.__setattr__(model, "spmd_context", context)
+        checked = utils.get_spmd_context(parallel_dims=dims, spmd_typechecking=has_checker)
+        object.__setattr__(model, "run", (checked, dims))
         return model
 
     def step(model: nn.Module, tokens: Tensor) -> None:
-        with getattr(model, "spmd_context", contextlib.nullcontext)():
-            model(tokens, torch.arange(len(tokens)) % LENGTH).square().mean().backward()
+        context, dims = getattr(model, "run", (contextlib.nullcontext, None))
+        positions, labels = torch.arange(len(tokens)) % LENGTH, tokens.clone()
+        with context():
+            if dims is not None and has_checker:
+                annotate_input_spmd_types(dims, tokens, labels, {"positions": positions})
+            output = model(tokens, positions)
+            with spmd_types.no_typecheck():
+                loss = output.square().sum()
+        loss.backward()
 
     model = spec.model.build()
     with torch.no_grad():
@@ -99,4 +132,5 @@ def main(mesh: dict[str, int]) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main(read_mesh(sys.argv[1] if len(sys.argv) > 1 else "tp=2"))
+    options = [option for option in sys.argv[1:] if option != "--checker"]
+    main(read_mesh(options[0] if options else "tp=2"), has_checker="--checker" in sys.argv)
