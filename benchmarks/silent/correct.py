@@ -25,6 +25,7 @@ from benchmarks.silent.correct_layouts import (
     TensorParallel,
 )
 from benchmarks.silent.correct_pipelines import Pipeline
+from benchmarks.silent.correct_scripts import SCRIPTS, Script
 from benchmarks.silent.correct_steps import (
     Details,
     LossOfElements,
@@ -369,4 +370,7 @@ def list_programs() -> Iterator[Program]:
     )
 
 
-PROGRAMS: dict[str, Program] = {program.name: program for program in list_programs()}
+PROGRAMS: dict[str, Program | Script] = {
+    **{program.name: program for program in list_programs()},
+    **SCRIPTS,
+}
