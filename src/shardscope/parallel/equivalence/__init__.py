@@ -49,6 +49,7 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
+    EVALUATION,
     Probe,
     ProbedStep,
     Region,
@@ -87,6 +88,7 @@ from shardscope.parallel.equivalence.training import (
 __all__ = [
     "AS_IT_IS",
     "CLIPPED",
+    "EVALUATION",
     "MARKED",
     "OF_A_RANK",
     "RAW",

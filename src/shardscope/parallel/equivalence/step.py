@@ -192,6 +192,8 @@ Tensors = dict[Key, torch.Tensor]
 GatherFull = Callable[[Tensors], Tensors]
 """Makes full tensors of a rank's shards; all ranks call it once for each step."""
 
+EVALUATION = "evaluation"
+"""The name of what the model returns without gradients after an optimizer has stepped."""
 _SEPARATOR = "\0"  # in no path
 
 
@@ -287,7 +289,9 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     returned: object = None
     with ExitStack() as stack:
         stack.callback(backwards.remove)
-        calls = stack.enter_context(_captured_outputs(model, names, backwards))
+        calls, evaluations = stack.enter_context(
+            _captured_outputs(model, names, backwards, recorder)
+        )
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
         wrapper_calls = stack.enter_context(_counted_calls(model, DistributedDataParallel))
@@ -320,12 +324,16 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         f"{call}{_SEPARATOR}{path}": tensor
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
+    } | {
+        f"{call}{_SEPARATOR}{EVALUATION}{path}": tensor
+        for call, output in enumerate(evaluations)
+        for path, tensor in named_tensors(output)
     }
     full = gather_result(run.gather, outputs, gradients, buffers, training)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
-        num_calls=len(calls),
+        num_calls=len(calls) + len(evaluations),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
@@ -486,13 +494,18 @@ def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
 
 @contextmanager
 def _captured_outputs(
-    model: nn.Module, names: OriginalNames, backwards: _BackwardCounter
-) -> Iterator[list[object]]:
+    model: nn.Module,
+    names: OriginalNames,
+    backwards: _BackwardCounter,
+    recorder: TrainingRecorder | None,
+) -> Iterator[tuple[list[object], list[object]]]:
     """Collect what the model returns in each call, also if the user's step does not return it.
 
-    A step may call the module inside a wrapper such as DDP; a call of the wrapper counts once.
+    The second list has those of evaluations after an optimizer has stepped. A step may call the
+    module inside a wrapper such as DDP; a call of the wrapper counts once.
     """
     outputs: list[object] = []
+    evaluations: list[object] = []
     depth = 0
 
     def enter(*_: object) -> None:
@@ -503,7 +516,9 @@ def _captured_outputs(
         nonlocal depth
         depth -= 1
         if not depth and not is_in_backward():  # backward calls a checkpointed model again
-            outputs.append(output)
+            is_updated = recorder is not None and recorder.is_updated
+            is_evaluation = is_updated and not torch.is_grad_enabled()
+            (evaluations if is_evaluation else outputs).append(output)
             backwards.register(output)
 
     handles = []
@@ -512,7 +527,7 @@ def _captured_outputs(
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave))
     try:
-        yield outputs
+        yield outputs, evaluations
     finally:
         for handle in handles:
             handle.remove()
