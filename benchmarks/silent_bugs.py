@@ -79,16 +79,20 @@ def main() -> int:
 
 def run_all(names: Sequence[str], variant: str | None, jobs: int) -> Iterator[dict[str, Any]]:
     """The results of parity on each case, first of the buggy variant."""
+    from benchmarks.silent.case import load_case
+
     runs = [(name, kind) for name in names for kind in ([variant] if variant else VARIANTS)]
+    # Loading sets a variable of the environment, which is of the process and not of a thread.
+    cases = [load_case(name, is_buggy=kind == "buggy").CASE for name, kind in runs]
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(run_parity, *zip(*runs, strict=True)) if runs else ()
+        yield from pool.map(run_parity, runs, cases)
 
 
-def run_parity(name: str, variant: str) -> dict[str, Any]:
-    """Run parity on a variant of a case, and score it."""
-    from benchmarks.silent.case import find_file, load_case
+def run_parity(run: tuple[str, str], case: Any) -> dict[str, Any]:
+    """Run parity on a variant of a case, and score it; `run` is the name and the variant."""
+    from benchmarks.silent.case import find_file
 
-    case = load_case(name, is_buggy=variant == "buggy").CASE
+    name, variant = run
     mesh = ",".join(f"{axis}={size}" for axis, size in case.mesh.items())
     with tempfile.TemporaryDirectory() as folder:
         recording = os.path.join(folder, "recording.json")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.errors import ShardscopeError as ShardscopeError
     from shardscope.launch.api import RunResult, run
     from shardscope.parallel.api import parallelize
+    from shardscope.parallel.inferred_types.api import infer_types
     from shardscope.parallel.parity.api import parity
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
     from shardscope.record import Recording as Recording
@@ -55,6 +56,7 @@ _HOMES = {
     "memory": "shardscope.shard.memory.memory",
     "merge": "shardscope.record",
     "parallelize": "shardscope.parallel.api",
+    "infer_types": "shardscope.parallel.inferred_types.api",
     "parity": "shardscope.parallel.parity.api",
     "phases": "shardscope.shard.phases.phases",
     "run": "shardscope.launch.api",
@@ -81,6 +83,7 @@ __all__ = [
     "diff",
     "explain",
     "explaining",
+    "infer_types",
     "load",
     "memory",
     "merge",

@@ -127,6 +127,13 @@ def test_recording_again_keeps_comments_and_lists_removed_limits(step: Path) -> 
     assert run("check", "step.json").exit_code == 0
 
 
+def test_an_empty_file_can_be_recorded_into(step: Path) -> None:
+    (step / "empty.toml").write_text("# limits\n")
+    done = run("record", "step.json", "-o", "empty.toml", "--force")
+    assert (done.exit_code, done.output) == (0, "saved empty.toml (36 limits)\n")
+    assert run("check", "step.json", "--contract", "empty.toml").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

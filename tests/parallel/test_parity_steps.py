@@ -7,8 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from parity_models import Row, Sum
 from shardscope import parity
 from shardscope.errors import ParityError
 from shardscope.record import TOLERABLE, TensorKind
@@ -146,6 +149,52 @@ def test_a_norm_of_own_shards_is_recognized_where_gradients_are_scaled_by_hand()
     finding = only_finding(compare(scale_by_own_norm, single_step=scale_by_own_norm, **even))
     assert finding.rule == "parity-norm"
     assert "computes it from its own shards only" in finding.fact
+
+
+def test_shards_in_plain_tensors_that_a_norm_does_not_sum_are_named():
+    """The norms of DTensors are complete, and both groups are clipped with the common norm."""
+
+    def shard_by_hand(model, mesh):
+        parallelize_module(model[0], mesh["dp"], ColwiseParallel())
+        model[2] = Row(model[2], mesh["dp"], reduce=Sum, bias="after")
+
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        groups = [list(model[0].parameters()), list(model[2].parameters())]
+        norms = [nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+        norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        total = torch.stack(norms).square().sum().sqrt()
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, 0.1, total)
+        optimizer.step()
+
+    recording = compare(step, parallelize=shard_by_hand, single_step=step, batch_axes=())
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-norm", "the gradient norm")
+    assert "its own shards of 2.weight only, which are not summed over dp" in finding.fact
+
+
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_quotient_by_a_count_that_is_not_summed_is_a_missing_reduction(is_of_all):
+    def report(model, batch, optimizer, mesh=None):
+        train(model, batch, optimizer, mesh)
+        x, y = batch
+        total, count = (model(x) - y).detach().abs().sum(), torch.tensor(float(len(x)))
+        if mesh is not None:
+            dist.all_reduce(total)
+            if is_of_all:
+                dist.all_reduce(count)
+        return total / count
+
+    recording = compare(report, single_step=report)
+    if is_of_all:
+        assert not recording.findings
+        return
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-missing-reduction", "returned")
+    assert "each rank divides by is not summed over dp" in finding.fact
 
 
 def test_a_norm_that_only_the_factor_of_clipping_shows_is_explained():

@@ -17,6 +17,8 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
+    batch_axis_option,
+    batch_dim_option,
     force_option,
     output_option,
     seed_option,
@@ -74,22 +76,8 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 @click.option(
     "--processes", is_flag=True, help="Run the ranks as processes (gloo) instead of threads."
 )
-@click.option(
-    "--batch-axis",
-    "batch_axes",
-    metavar="AXIS",
-    multiple=True,
-    show_default="none: every rank gets the full batch",
-    help="Mesh axis over which the batch is sharded; may be repeated.",
-)
-@click.option(
-    "--batch-dim",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Dim of the batch's tensors that is sharded over the batch axes; of a program, the dim of "
-    "samples.",
-)
+@batch_axis_option
+@batch_dim_option
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -195,7 +183,7 @@ def _check(
                 "no parallel model to compare. Define one of them."
             )
         model, batch = build_alone(program, report, seed=seed)
-        with _explain_failures(program):
+        with explain_failures(program):
             recording = parity(
                 model,
                 axes,
@@ -215,7 +203,7 @@ def _check(
 
 
 @contextmanager
-def _explain_failures(program: Program) -> Iterator[None]:
+def explain_failures(program: Program) -> Iterator[None]:
     """Explain an error of a rank or of the single device, with the line of the program."""
     try:
         yield

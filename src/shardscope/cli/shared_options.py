@@ -54,3 +54,19 @@ no_fold_option = click.option(
     is_flag=True,
     help="Show every module, including repeated layers and those without figures.",
 )
+batch_axis_option = click.option(
+    "--batch-axis",
+    "batch_axes",
+    metavar="AXIS",
+    multiple=True,
+    show_default="none: every rank gets the full batch",
+    help="Mesh axis over which the batch is sharded; may be repeated.",
+)
+batch_dim_option = click.option(
+    "--batch-dim",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Dim of the batch's tensors that is sharded over the batch axes; of a program, the dim of "
+    "samples.",
+)

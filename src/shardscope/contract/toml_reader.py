@@ -256,9 +256,9 @@ def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
 
 
 def has_limits(text: str, name: str = "shardscope.toml") -> bool:
-    """Whether a file has a `[contract]`; one with `[ci]` alone has not."""
+    """Whether a file has a `[contract]`; one with `[ci]` alone has not, nor an empty one."""
     document = parse_toml(text, name)
-    return "contract" in document or "ci" not in document
+    return bool(document.keys() - {"ci"})
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:

@@ -111,6 +111,14 @@ from shardscope.record.sharding_records import (
     cut_stretches,
 )
 from shardscope.record.stream import StreamWriter
+from shardscope.record.tensor_types import (
+    ABSENT,
+    UNDECIDED,
+    AxisTypes,
+    InferredTypes,
+    TensorRole,
+    TensorTypes,
+)
 from shardscope.record.text import (
     SIMULATION_TIME,
     escape_controls,
@@ -120,15 +128,18 @@ from shardscope.record.text import (
 )
 
 __all__ = [
+    "ABSENT",
     "FINE",
     "FORMAT",
     "NO_POSITION",
     "SCHEMA",
     "SIMULATION_TIME",
     "TOLERABLE",
+    "UNDECIDED",
     "Agreement",
     "AllocationTable",
     "Axis",
+    "AxisTypes",
     "BreakSite",
     "BucketReduce",
     "Call",
@@ -153,6 +164,7 @@ __all__ = [
     "GraphEnd",
     "GraphOp",
     "Group",
+    "InferredTypes",
     "Inserted",
     "Level",
     "Mark",
@@ -198,6 +210,8 @@ __all__ = [
     "SuspectOp",
     "TensorKind",
     "TensorLayout",
+    "TensorRole",
+    "TensorTypes",
     "TensorVerdict",
     "check_output",
     "compress_ranks",

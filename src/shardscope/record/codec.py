@@ -177,11 +177,13 @@ def _list_module_names(recording: Recording) -> Iterator[str | None]:
         yield from profile.allocations.modules if profile.allocations is not None else ()
     for parity in recording.parity:
         yield from (divergence.module for divergence in parity.divergences)
+    for types in recording.types:
+        yield from (tensor.module for tensor in types.tensors)
 
 
 def _list_meshes(recording: Recording) -> Iterator[tuple[str, tuple[Axis, ...]]]:
     yield "$.run.axes", recording.run.axes
-    for field in ("coverage", "layouts", "parity", "parallel"):
+    for field in ("coverage", "layouts", "parity", "types", "parallel"):
         for index, record in enumerate(getattr(recording, field)):
             yield f"$.{field}[{index}].axes", record.axes
 

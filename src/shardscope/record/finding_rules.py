@@ -400,6 +400,31 @@ _RULES = {
             "Tensors are less accurate than on the single device, by rounding only.",
         ),
     ),
+    "types": (
+        (
+            "types-unreduced-gradient",
+            _WRONG,
+            "A parameter is the same on all ranks of an axis, and its gradient is partial or "
+            "varies, so that each rank trains weights of its own.",
+        ),
+        (
+            "types-partial-as-complete",
+            _WRONG,
+            "A partial value, of which only the sum over ranks is the tensor, is used as if it "
+            "were complete.",
+        ),
+        (
+            "types-varying-as-replicated",
+            _WRONG,
+            "Each rank has an output of the model, or a parameter, of the full shape, with values "
+            "of its own.",
+        ),
+        (
+            "types-declared",
+            _WRONG,
+            "A placement of DTensor, or an annotation of spmd_types, is not what the values are.",
+        ),
+    ),
     "parallelize": (
         (
             "parallel-differs",

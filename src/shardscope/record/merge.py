@@ -185,7 +185,7 @@ def _list(types: Iterable[str]) -> str:
 
 
 # Fields whose records name their own ranks or mesh, and so may be of a smaller world.
-_OWN_WORLD_FIELDS = ("coverage", "parity", "parallel", "diagnoses", "explanations")
+_OWN_WORLD_FIELDS = ("coverage", "parity", "types", "parallel", "diagnoses", "explanations")
 _WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts")
 
 
@@ -376,6 +376,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         memory=tuple(profile for part in parts for profile in part.memory),
         layouts=tuple(dict.fromkeys(layout for part in parts for layout in part.layouts)),
         parity=tuple(dict.fromkeys(parity for part in parts for parity in part.parity)),
+        types=tuple(dict.fromkeys(types for part in parts for types in part.types)),
         parallel=tuple(dict.fromkeys(program for part in parts for program in part.parallel)),
         diagnoses=tuple(dict.fromkeys(diagnosis for part in parts for diagnosis in part.diagnoses)),
         explanations=tuple(explanation for part in parts for explanation in part.explanations),

@@ -16,6 +16,7 @@ from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
 from shardscope.record.sharding_records import Coverage, TensorLayout
+from shardscope.record.tensor_types import InferredTypes
 from shardscope.record.text import escape_controls
 
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
@@ -301,6 +302,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     memory: tuple[MemoryProfile, ...] = ()
     layouts: tuple[TensorLayout, ...] = ()
     parity: tuple[Parity, ...] = ()
+    types: tuple[InferredTypes, ...] = ()
     parallel: tuple[Parallelization, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
     explanations: tuple[Explanation, ...] = ()

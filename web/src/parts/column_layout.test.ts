@@ -51,6 +51,6 @@ test("on a wide screen growing columns are no wider than what they show", () => 
   const bar: Column = { id: "b", title: "", width: 10, grow: 1, align: "end", value: () => 1 };
   const why: Column = { id: "w", title: "", width: 8, value: () => "" };
   expect(listTracks([name, bar, why], 1)).toBe(
-    "minmax(5rem, 20.28rem) minmax(10rem, 20rem) 8rem minmax(0, 1fr)",
+    "minmax(5rem, 17.28rem) minmax(10rem, 20rem) 8rem minmax(0, 1fr)",
   );
 });

@@ -7,7 +7,8 @@ import { MAX_LINES } from "./virtual_rows";
 const LETTER_REM = 0.56; // width of a letter in a cell, on average
 const WIDE_REM = 0.08; // more for each of the first, as a short text may be all digits
 const MAX_WIDE = 16;
-const MARK_REM = 6; // of a badge or a number beside a text
+const MARK_REM = 3; // of a badge or a number beside a text
+const TITLE_LETTER_REM = 0.55; // width of a letter of a title
 const PADDING_REM = 1.8;
 const MAX_LETTERS = 90; // of a column whose texts are never cut off
 const NARROW_REM = 25.2; // width of a table on a narrow screen
@@ -24,9 +25,9 @@ const MAX_ROWS = 5_000; // that are measured
  * figures come right after the first column, so that they are visible without scrolling.
  */
 export function arrangeColumns(columns: readonly Column[], numRows: number): readonly Column[] {
-  const wide = columns.map((column) => (column.isNeverCut ? fitTexts(column, numRows) : column));
-  if (!isNarrow.value) return wide;
-  const placed = wide
+  const fitting = columns.map((column) => (column.isNeverCut ? fitTexts(column, numRows) : column));
+  if (!isNarrow.value) return fitting.map(fitTitle);
+  const placed = fitting
     .map((column, at) => ({ column, at, place: placeOf(column, at) }))
     .sort((a, b) => a.place - b.place || a.at - b.at)
     .map(({ column }) => narrowColumn(column));
@@ -81,6 +82,11 @@ function narrowFigure({ width }: Column): number {
   return width > MAX_FIGURE_REM ? NARROW_FIGURE_REM : width;
 }
 
+function fitTitle(column: Column): Column {
+  const fitting = TITLE_LETTER_REM * column.title.length + PADDING_REM;
+  return column.width < fitting ? { ...column, width: fitting } : column;
+}
+
 function fitTexts(column: Column, numRows: number): Column {
   const numLetters = Math.min(findLongest(column, numRows), MAX_LETTERS);
   const fitting = LETTER_REM * numLetters + WIDE_REM * Math.min(numLetters, MAX_WIDE) + PADDING_REM;
@@ -89,11 +95,15 @@ function fitTexts(column: Column, numRows: number): Column {
 
 function findLongest(column: Column, numRows: number): number {
   let longest = 0;
-  for (let row = 0; row < Math.min(numRows, MAX_ROWS); row++) {
-    const [line] = String(column.value(row) ?? "").split("\n", 1);
-    longest = Math.max(longest, shortenPath(line!).length);
+  for (const text of listTexts(column, numRows)) {
+    longest = Math.max(longest, shortenPath(text).length);
   }
   return longest;
+}
+
+function* listTexts({ texts, value }: Column, numRows: number): Iterable<string> {
+  if (texts) yield* texts;
+  else for (let row = 0; row < Math.min(numRows, MAX_ROWS); row++) yield String(value(row) ?? "");
 }
 
 /** The most lines that a cell of the first column has on a narrow screen. */
@@ -105,8 +115,9 @@ export function countLines(
   if (!isNarrow.value || !column) return 1;
   const numLetters = LETTERS_PER_REM * (column.width - 1);
   let most = 1;
-  for (let row = 0; row < Math.min(numRows, MAX_ROWS) && most < maxLines; row++) {
-    most = Math.max(most, wrapText(String(column.value(row) ?? ""), numLetters));
+  for (const text of listTexts(column, numRows)) {
+    most = Math.max(most, wrapText(text, numLetters));
+    if (most >= maxLines) break;
   }
   return Math.min(most, maxLines);
 }

@@ -33,6 +33,7 @@ export interface Column extends Sortable {
   readonly grow?: number; // flex share of the remaining width
   readonly align?: "end";
   readonly isNeverCut?: boolean; // its texts, such as ops and lines, are never cut off
+  readonly texts?: readonly string[]; // of its cells, if those are not the values
   readonly narrowPlace?: number; // among columns of a narrow screen; figures have 2, others 3
   readonly cell?: (row: number) => ComponentChildren; // in place of the value
   readonly exported?: (row: number) => Value; // likewise in a CSV file

@@ -28,6 +28,7 @@ from shardscope.parallel.equivalence.compare import (
     describe_dtype,
     name_dtype,
 )
+from shardscope.parallel.equivalence.declared import Declared, read_declared
 from shardscope.parallel.equivalence.names import (
     OriginalNames,
     named_buffers,
@@ -94,6 +95,7 @@ __all__ = [
     "RAW",
     "UPDATED",
     "Case",
+    "Declared",
     "Key",
     "Layout",
     "MeanRngMode",
@@ -138,6 +140,7 @@ __all__ = [
     "ranks_across",
     "ranks_along",
     "ranks_by_distance",
+    "read_declared",
     "run_all",
     "run_fp64",
     "run_task",

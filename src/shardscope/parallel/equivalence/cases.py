@@ -263,8 +263,8 @@ class _Table:
         """One case for all calls, or one per call if their tensors cannot be concatenated."""
         reference = self.references.get(key, [])
         ranks = [drop_extra_calls(calls, reference, self._batch_dim) for calls in ranks]
-        counts = {len(calls) for calls in (reference, *ranks)}
-        if counts <= {0, 1}:
+        counts = {len(calls) for calls in (reference, *ranks) if calls}
+        if counts <= {1}:
             yield self._make_call_case(key, tuple(calls[0] if calls else None for calls in ranks))
             return
         # Losses are averaged, unless the runs can be compared call by call.
@@ -273,13 +273,18 @@ class _Table:
             _concatenate(calls, self._batch_dim, is_averaged=is_averaged)
             for calls in (reference, *ranks)
         ]
-        if all(tensor is not None for tensor in joined):
+        # A rank without calls has no tensor.
+        if reference and all(
+            tensor is not None or not calls
+            for tensor, calls in zip(joined, (reference, *ranks), strict=True)
+        ):
             is_even = len({len(calls) for calls in ranks}) == 1 and reference[0].ndim > 0
             calls = tuple(map(tuple, ranks)) if is_even else ()
             yield self._make_call_case(key, tuple(joined[1:]), is_averaged=is_averaged, calls=calls)
-        elif len(counts) == 1:
+        elif reference and len(counts) == 1:
             for call in range(len(reference)):
-                yield self._make_call_case(key, tuple(calls[call] for calls in ranks), call=call)
+                of_call = tuple(calls[call] if calls else None for calls in ranks)
+                yield self._make_call_case(key, of_call, call=call)
         else:
             yield self._make_call_case(key, tuple(calls[-1] if calls else None for calls in ranks))
 
@@ -287,7 +292,7 @@ class _Table:
         """The case of a number that a step computes, on the ranks that have it.
 
         Of losses, the sum over micro-batches is compared, if their number differs, or the mean,
-        whichever is nearer.
+        whichever is nearer. Ranks may clip groups of parameters by a norm that they share.
         """
         reference = self.references.get(key, [])
         known = next((values for values in ranks if values), [])
@@ -295,6 +300,9 @@ class _Table:
             return
         ranks = [values or known for values in ranks]
         is_even = all(len(values) == len(reference) for values in ranks)
+        if key[0] is TensorKind.NORM and not is_even:
+            ranks = [_drop_repeated(values) for values in ranks]
+            is_even = all(len(values) == len(reference) for values in ranks)
         if key[0] is TensorKind.NORM and not is_even:
             return
         if key[0] is not TensorKind.LOSS or is_even:
@@ -408,6 +416,15 @@ class _Run:
         self.tables = result.tables()
 
 
+def _drop_repeated(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The numbers that are not equal to the one before."""
+    return [
+        value
+        for index, value in enumerate(values)
+        if index == 0 or not torch.equal(value, values[index - 1])
+    ]
+
+
 def _reduce(values: Tensors, *, is_mean: bool) -> torch.Tensor | None:
     """The sum or the mean of losses; None if there are none."""
     if not values:
@@ -424,24 +441,27 @@ def _relative_error(case: Case) -> float:
     return abs(sum(values) / len(values) - target) / max(abs(target), 1e-300)
 
 
-def drop_extra_calls(calls: Tensors, reference: Tensors, dim: int = 0) -> Tensors:
+def drop_extra_calls(
+    calls: Tensors, reference: Tensors, dim: int = 0, num_shards: Collection[int] = (1,)
+) -> Tensors:
     """Drop the first calls if there are more than the single device's, of the same shapes.
 
-    Or of all its samples, in micro-batches of another size. Extra calls are a warm-up, or the shape
-    inference of a pipeline stage.
+    Or of all its samples, in micro-batches of another size; or of one shard of these, of any of
+    `num_shards`. Extra calls are a warm-up, or the shape inference of a pipeline stage.
     """
     last = calls[-len(reference) :] if reference else []
     has_same_shapes = [call.shape for call in last] == [call.shape for call in reference]
     if len(calls) > len(reference) > 0 and has_same_shapes:
         return last
-    if not all(call.ndim > dim for call in (*calls, *reference)):
+    if not reference or not all(call.ndim > dim for call in (*calls, *reference)):
         return calls
-    num_samples, num_extra = sum(call.shape[dim] for call in reference), len(calls)
-    while num_extra and num_samples > 0:
-        num_extra -= 1
-        num_samples -= calls[num_extra].shape[dim]
-    is_exact = reference and num_samples == 0 and 0 < num_extra <= _MAX_EXTRA
-    return calls[num_extra:] if is_exact else calls
+    total = sum(call.shape[dim] for call in reference)
+    wanted = {total // number for number in num_shards if total % number == 0} - {0}
+    sizes = [call.shape[dim] for call in calls]
+    for num_extra in range(min(_MAX_EXTRA, len(calls) - 1) + 1):
+        if sum(sizes[num_extra:]) in wanted:
+            return calls[num_extra:]
+    return calls
 
 
 def _concatenate(calls: Tensors, dim: int, *, is_averaged: bool) -> torch.Tensor | None:

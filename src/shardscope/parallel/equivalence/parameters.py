@@ -155,6 +155,7 @@ class TracedWeights:
                     raw_gradients=raw_gradients[index],
                     reduced_gradients=reduced_gradients[index],
                     local_squares=_rename(rank.local_squares, origins),
+                    distributed=frozenset(origins.get(n, n) for n in rank.distributed),
                     raw_squares=_rename(rank.raw_squares, origins),
                     reduced_squares=_rename(rank.reduced_squares, origins),
                     clipped_squares=_rename(rank.clipped_squares, origins),

@@ -10,11 +10,13 @@ from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.declared import Declared
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
 from shardscope.parallel.equivalence.training import (
     CLIPPED,
@@ -50,6 +52,8 @@ class StepResult:
     the tensors that a probe recorded. `training` has what is observed only of training steps, and
     `raw_gradients` the gradients as backward left them there, before the program could change them,
     and `reduced_gradients` those as the last collective left them that the program called itself.
+    `declared` has the types of tensors that were not gathered, where placements or annotations give
+    them: of snapshots, by their names, and of the others, by kind and name.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -73,6 +77,8 @@ class StepResult:
     raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
+    distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
+    declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
     reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
@@ -212,6 +218,10 @@ class Probe(Protocol):
         """The recorded tensors, by encoded `ProbePoint`."""
 
     @property
+    def declared(self) -> dict[str, Declared]:
+        """The types that placements or annotations give the snapshots."""
+
+    @property
     def sources(self) -> dict[str, Source]:
         """The source lines of the snapshots, where known."""
 
@@ -330,6 +340,8 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         for path, tensor in named_tensors(output)
     }
     full = gather_result(run.gather, outputs, gradients, buffers, training)
+    declared: dict[str | Key, Declared] = {}
+    declared.update({} if probe is None else probe.declared)
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
@@ -338,10 +350,12 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
         local_squares=find_squares(gradients) if task.training is not None else {},
+        distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
         raw_squares=find_squares(training.tables.get(RAW, {})),
         reduced_squares=find_squares(training.tables.get(REDUCED, {})),
         clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
         snapshots={} if probe is None else probe.snapshots,
+        declared=declared,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )

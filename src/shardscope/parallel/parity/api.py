@@ -18,9 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
-from torch.nn.parameter import is_lazy
 
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.program_records import describe_run, find_torch_gaps
@@ -28,11 +26,17 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     Task,
     TensorComparison,
-    Training,
     TrainStep,
-    as_model,
     name_dtype,
-    named_tensors,
+)
+from shardscope.parallel.parity.arguments import (
+    checked_axes,
+    checked_batch_axes,
+    checked_inputs,
+    checked_model,
+    device_type,
+    list_batches,
+    make_training,
 )
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.explanation import list_names
@@ -58,8 +62,9 @@ from shardscope.record import (
     TensorVerdict,
 )
 
+_CALLER = "parity()"
 # All threads share the process group, DTensor's caches and the default dtype.
-_lock = threading.RLock()
+ranks_lock = threading.RLock()
 
 
 @explain_moved_names
@@ -122,20 +127,20 @@ def parity(
     Examples:
         >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
     """
-    axes = _checked_axes(mesh)
-    original = _checked_model(model)
-    training = _make_training(train_step, parallel_train_step, optimizer, loss or step)
+    axes = checked_axes(mesh, _CALLER)
+    original = checked_model(model, _CALLER)
+    training = make_training(train_step, parallel_train_step, optimizer, loss or step, _CALLER)
     if training is not None:
-        inputs = _list_batches(inputs, batches, steps)
-    task = Task(_checked_inputs(inputs), loss, step, seed=seed, training=training)
+        inputs = list_batches(inputs, batches, steps, _CALLER)
+    task = Task(checked_inputs(inputs, _CALLER), loss, step, seed=seed, training=training)
     version: PartitionedVersion | EagerVersion
     if parallelize is None and plan is None and training is not None:
         parallelize = _keep_unsharded
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
-        sharded_axes = _checked_batch_axes(batch_axes, axes)
-        device = _device_type(original)
+        sharded_axes = checked_batch_axes(batch_axes, axes, _CALLER)
+        device = device_type(original)
         version = EagerVersion(
             original, axes, parallelize, task, sharded_axes, batch_dim, device=device
         )
@@ -155,7 +160,7 @@ def _check(
     """The recording of the comparison; the ranks run in this process or in others."""
     gaps: dict[tuple[str, str], None] = {}
     # Run eagerly: the modules inside a compiled graph could not be recorded.
-    with _lock, torch.compiler.set_stance("force_eager"):
+    with ranks_lock, torch.compiler.set_stance("force_eager"):
         parity_result = check_parity(
             ranks,
             precision=precision,
@@ -208,106 +213,9 @@ def _transform(
     return PartitionedVersion(original, axes, plan, task, model)
 
 
-def _list_batches(inputs: object, batches: Sequence[object] | None, steps: int) -> list[object]:
-    """The batch of each training step."""
-    listed = [inputs] * steps if batches is None else list(batches)
-    if not listed:
-        raise ParityError(
-            "parity() got no training step to compare: "
-            + (f"steps is {steps}." if batches is None else "batches is empty.")
-            + " Compare at least one; the optimizer's state shows from the second on."
-        )
-    return listed
-
-
 def _keep_unsharded(model: nn.Module, _: DeviceMesh) -> nn.Module:
     """The model of a training step that is parallel by itself."""
     return model
-
-
-def _make_training(
-    train_step: TrainStep | None,
-    parallel_train_step: TrainStep | None,
-    optimizer: Callable[[nn.Module], Any] | None,
-    step: object,
-) -> Training | None:
-    """How the model is trained; None if one step of forward and backward is compared."""
-    if train_step is None:
-        if parallel_train_step is not None:
-            raise ParityError(
-                "parity() got parallel_train_step= without train_step=, the training step of the "
-                "single device. Pass both."
-            )
-        return None
-    if step is not None:
-        raise ParityError(
-            "parity() got train_step= and a loss or a step, but a training step computes its own "
-            "loss. Pass only train_step=."
-        )
-    return Training(train_step, parallel_train_step or train_step, optimizer)
-
-
-def _checked_axes(mesh: object) -> dict[str, int]:
-    if not isinstance(mesh, Mapping) or not mesh:
-        raise ParityError(
-            f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
-            'example {"tp": 4}.'
-        )
-    return {str(name): int(size) for name, size in mesh.items()}
-
-
-def _checked_batch_axes(
-    batch_axes: str | Sequence[str], axes: Mapping[str, int]
-) -> tuple[str, ...]:
-    names = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
-    for name in names:
-        if name not in axes:
-            raise ParityError(
-                f"parity() got batch_axes {name!r}, but the mesh has the axes {', '.join(axes)}. "
-                "Choose one of those."
-            )
-    return names
-
-
-def _checked_model(model: object) -> nn.Module:
-    if not isinstance(model, nn.Module | ExportedProgram):
-        raise ParityError(
-            f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
-            "original model, as it runs on a single device."
-        )
-    original = as_model(model)
-    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
-        if is_lazy(tensor):
-            raise ParityError(
-                f"parity() got a model whose {name} has no shape yet (a lazy module). Call the "
-                "model once to initialize it."
-            )
-        if tensor.is_meta:
-            raise ParityError(
-                f"parity() got a model whose {name} is on the meta device, so it has no values to "
-                "compare. Build the model on the CPU; with fewer layers if it is large."
-            )
-        if isinstance(tensor, DTensor):
-            raise ParityError(
-                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Pass "
-                "the original model, and the function that shards it as parallelize=."
-            )
-    return original
-
-
-def _checked_inputs(inputs: object) -> object:
-    for place, tensor in named_tensors(inputs):
-        if tensor.is_meta:
-            raise ParityError(
-                f"parity() got inputs{place} on the meta device, so there are no values to "
-                "compare. Pass inputs with data."
-            )
-    return inputs
-
-
-def _device_type(model: nn.Module) -> str:
-    types = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
-    return types.pop() if len(types) == 1 else "cpu"
 
 
 _MAX_ELEMENTS = 2**14  # the largest tensor that gets an explanation of its own

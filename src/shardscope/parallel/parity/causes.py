@@ -17,6 +17,7 @@ from shardscope.parallel.equivalence import TensorComparison, shard_layouts
 from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.reduction_causes import (
+    find_divisors,
     find_missing_reductions,
     find_reduced_shards,
     find_scattered,
@@ -104,6 +105,7 @@ def _explanations(evidence: Evidence) -> Iterator[Explanation]:
     if not any(bool(tensor.any()) for tensor in evidence.ranks):
         yield Explanation(Suspect.STALE, predicate="is zero on every rank", ratio=0.0)
     yield from find_missing_reductions(evidence)
+    yield from find_divisors(evidence)
     yield from find_ratio(evidence)
     yield from find_bias(evidence)
     yield from _explain_without_bias(evidence)

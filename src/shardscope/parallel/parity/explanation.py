@@ -221,6 +221,12 @@ def _suggest_single_reduction(cause: Explanation, kind: OriginKind, over: str) -
             f"Average gradients over {over} instead of summing them, or divide the loss by the "
             f"size of {over}."
         )
+    if kind is OriginKind.GRADIENT_OF_PARAMETER and cause.ratio > 1:
+        return (
+            f"Reduce the gradient over {over} only once, or divide it by all ranks whose samples "
+            "it is summed over: FSDP of experts divides by its own mesh only, unless "
+            "set_gradient_divide_factor() says otherwise."
+        )
     return (
         f"Reduce the gradient over {over} only once: the backward of an all_reduce from "
         "torch.distributed.nn all-reduces again, and FSDP and DDP average by themselves."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -111,7 +111,7 @@ class _ProbeComparisons:
                 self.consumers.setdefault(origin, []).append(point)
         frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
         self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
-        ranks = [_match_calls(rank, runs.reference) for rank in ranks]
+        ranks = [match_calls(rank, runs.reference) for rank in ranks]
         self._are_calls_aligned = not mesh.batch_axes or _are_calls_aligned(runs, ranks, mesh)
         self.comparisons = self._compare(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.comparisons |= self._compare_gradients(runs, ranks, mesh)
@@ -189,11 +189,14 @@ class _ProbeComparisons:
         """
         for point, comparison in self.comparisons.items():
             is_wrong = point.phase is phase and comparison.verdict.agreement in _WRONG
-            forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
-            if phase is Phase.BACKWARD and forward is not None:
-                is_wrong &= forward.verdict.agreement not in _WRONG
+            if phase is Phase.BACKWARD:
+                is_wrong &= self._is_right_in_forward(point)
             if is_wrong and not self._is_corrected_later(point):
                 yield point, comparison
+
+    def _is_right_in_forward(self, point: ProbePoint) -> bool:
+        forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
+        return forward is None or forward.verdict.agreement not in _WRONG
 
     def _is_corrected_later(
         self, point: ProbePoint, known: frozenset[ProbePoint] = frozenset()
@@ -243,11 +246,15 @@ class _ProbeComparisons:
             module = self.callers.get(module)
 
     def is_fine(self, module: str, phase: Phase, role: Role = Role.OUTPUT) -> bool | None:
-        """Whether all outputs, or inputs, of a module agree; None if none was compared."""
+        """Whether all outputs, or inputs, of a module agree; None if none could be compared.
+
+        Gradients of tensors that differ, such as tokens in another order, cannot.
+        """
         agreements = [
             comparison.verdict.agreement
             for point, comparison in self.comparisons.items()
             if (point.phase, point.role, point.module) == (phase, role, module)
+            and (phase is Phase.FORWARD or self._is_right_in_forward(point))
         ]
         return all(agreement in TOLERABLE for agreement in agreements) if agreements else None
 
@@ -318,8 +325,13 @@ def _are_calls_aligned(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> b
     return True
 
 
-def _match_calls(rank: StepResult, reference: StepResult) -> StepResult:
-    """A rank's result with the single device's call numbers, without extra calls."""
+def match_calls(
+    rank: StepResult, reference: StepResult, num_shards: Collection[int] = (1,)
+) -> StepResult:
+    """A rank's result with the single device's call numbers, without extra calls.
+
+    `num_shards` are the numbers of shards of which a rank may have the samples of one.
+    """
     calls: dict[ProbePoint, list[ProbePoint]] = {}
     own_calls: dict[ProbePoint, list[ProbePoint]] = {}
     for snapshots, table in ((reference.snapshots, calls), (rank.snapshots, own_calls)):
@@ -329,7 +341,7 @@ def _match_calls(rank: StepResult, reference: StepResult) -> StepResult:
     for key, points in own_calls.items():
         tensors = [rank.snapshots[point.encode()] for point in points]
         wanted = [reference.snapshots[point.encode()] for point in calls.get(key, ())]
-        chosen = drop_extra_calls(tensors, wanted)
+        chosen = drop_extra_calls(tensors, wanted, num_shards=num_shards)
         names = calls[key] if len(chosen) == len(wanted) else points[-len(chosen) :]
         matched |= {point.encode(): tensor for point, tensor in zip(names, chosen, strict=True)}
     return replace(rank, snapshots=matched)
@@ -359,6 +371,34 @@ def _compare_points(
     is_merged: bool,
 ) -> Iterator[tuple[ProbePoint, TensorComparison]]:
     """The comparison at each wanted point; with `is_merged`, all calls together as call 0."""
+    modules = [{ProbePoint.decode(name).module for name in rank.snapshots} for rank in ranks]
+    stages = find_stages(runs.reference.parameters, ranks)
+    for point, case in make_point_cases(runs, ranks, mesh, factor, wanted, is_merged=is_merged):
+        # Each rank may have its own value of a scalar such as a loss; it is not compared.
+        if case.reference is None or case.reference.ndim == 0:
+            continue
+        case = _fill_absent(case, [point.module not in rank_modules for rank_modules in modules])
+        is_missing = point.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
+        forward = point._replace(phase=Phase.FORWARD).encode()
+        if None not in case.ranks or (
+            is_missing and all(forward in rank.snapshots for rank in ranks)
+        ):
+            yield point, _compare_stages(case, stages)
+
+
+def make_point_cases(
+    runs: Runs,
+    ranks: Sequence[StepResult],
+    mesh: Mesh,
+    factor: float,
+    wanted: Collection[ProbePoint],
+    *,
+    is_merged: bool,
+) -> Iterator[tuple[ProbePoint, Case]]:
+    """The tensors of the single device and of all ranks at each wanted point.
+
+    Those of the ranks are divided by the factor; with `is_merged`, all calls are call 0.
+    """
 
     def choose(step_result: StepResult, divisor: float = 1.0) -> StepResult:
         outputs = []
@@ -379,20 +419,8 @@ def _compare_points(
         runs.precision,
     )
     chosen = [choose(rank, factor) for rank in ranks]
-    modules = [{ProbePoint.decode(name).module for name in rank.snapshots} for rank in ranks]
-    stages = find_stages(runs.reference.parameters, ranks)
     for case in make_cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
-        point = ProbePoint.decode(case.name)
-        # Each rank may have its own value of a scalar such as a loss; it is not compared.
-        if case.reference is None or case.reference.ndim == 0:
-            continue
-        case = _fill_absent(case, [point.module not in rank_modules for rank_modules in modules])
-        is_missing = point.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
-        forward = point._replace(phase=Phase.FORWARD).encode()
-        if None not in case.ranks or (
-            is_missing and all(forward in rank.snapshots for rank in ranks)
-        ):
-            yield point, _compare_stages(case, stages)
+        yield ProbePoint.decode(case.name), case
 
 
 def _compare_stages(case: Case, stages: Sequence[Sequence[int]]) -> TensorComparison:

@@ -31,7 +31,14 @@ from shardscope._torch.dispatch import (
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.training_hooks import unwatched, watch_training
 from shardscope.attribution.call_sites import read_stack
-from shardscope.parallel.equivalence import OriginalNames, Probe, ProbedStep, named_tensors
+from shardscope.parallel.equivalence import (
+    Declared,
+    OriginalNames,
+    Probe,
+    ProbedStep,
+    named_tensors,
+    read_declared,
+)
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name
@@ -87,14 +94,32 @@ class ProbePoint(NamedTuple):
 class ModuleProbe:
     """Records the full tensors that modules take and return, and their gradients.
 
+    With `is_local` it records what the rank has of them, and gradients of inputs as hooks before
+    the module leave these; `declared` has the type along each mesh axis that a placement or an
+    annotation gives them.
+
     `callers` maps a module to the module that called it, `origins` a point to the points it is
     computed from, without a point in between, and `first_points` a point to the first point
     with the same tensor. What collectives of a threaded rank return is recorded with their lines.
     """
 
-    def __init__(self, masked: tuple[str, torch.Tensor] | None = None) -> None:
-        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set."""
+    def __init__(
+        self,
+        masked: tuple[str, torch.Tensor] | None = None,
+        *,
+        is_local: bool = False,
+        is_trained_only: bool = False,
+    ) -> None:
+        """Multiply gradients of the outputs of the `masked` module by a tensor, if one is set.
+
+        With `is_trained_only`, calls without gradients are left out, as in an evaluation.
+        """
         self._masked = masked
+        self._is_trained_only = is_trained_only
+        self._is_left_out = False  # the running call
+        self._is_local = is_local
+        self._copy = copy_local if is_local else copy_full
+        self.declared: dict[str, Declared] = {}
         self.snapshots: dict[str, torch.Tensor] = {}
         self.types: dict[str, str] = {}
         self.callers: dict[str, str | None] = {}
@@ -199,8 +224,10 @@ class ModuleProbe:
             passed = self._passed.pop()
             # A wrapper and the module it wraps have one name; only the wrapper is recorded.
             is_wrapped = bool(self._running) and self._running[-1] == name
+            if not self._running:  # a checkpoint inside may disable gradients, too
+                self._is_left_out = self._is_trained_only and not torch.is_grad_enabled()
             self._running.append(name)
-            if is_wrapped:
+            if is_wrapped or self._is_left_out:
                 return
             self.callers.setdefault(name, self._running[-2] if len(self._running) > 1 else None)
             call = self._num_calls.get(name, 0)
@@ -212,7 +239,7 @@ class ModuleProbe:
             if is_in_backward():
                 return
             self._running.pop()
-            if self._running and self._running[-1] == name:
+            if self._is_left_out or (self._running and self._running[-1] == name):
                 return
             call = self._num_calls.get(name, 0)
             self._num_calls[name] = call + 1
@@ -239,8 +266,9 @@ class ModuleProbe:
         )
         is_same = known is not None and torch.equal(known, tensor.detach())
         self.snapshots[point.encode()] = (
-            known if is_same and known is not None else copy_full(tensor)
+            known if is_same and known is not None else self._copy(tensor)
         )
+        self.declared[point.encode()] = read_declared(tensor)
         self.origins[point] = {points[0]} if points else self._find_origins(tensor)
         points.append(point)
         self.first_points[point] = points[0]
@@ -248,7 +276,8 @@ class ModuleProbe:
             self._producers[tensor.grad_fn] = points
         if len(points) == 1:
             self._alive.append(tensor)
-            source = tensor if passed is None or not passed.requires_grad else passed
+            is_passed = passed is not None and passed.requires_grad and not self._is_local
+            source = passed if passed is not None and is_passed else tensor
             if source.requires_grad:
                 source.register_hook(self._make_gradient_hook(points))  # type: ignore[no-untyped-call]
 
@@ -269,9 +298,10 @@ class ModuleProbe:
 
     def _make_gradient_hook(self, points: list[ProbePoint]) -> Callable[[torch.Tensor], None]:
         def record(gradient: torch.Tensor) -> None:
-            copy = copy_full(gradient)
+            copy, declared = self._copy(gradient), read_declared(gradient)
             for point in points:
-                self.snapshots[point._replace(phase=Phase.BACKWARD).encode()] = copy
+                name = point._replace(phase=Phase.BACKWARD).encode()
+                self.snapshots[name], self.declared[name] = copy, declared
 
         return record
 
@@ -286,6 +316,14 @@ def copy_full(tensor: torch.Tensor) -> torch.Tensor:
         return full.clone()
 
 
+def copy_local(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what this rank has of a tensor: of a DTensor its local tensor."""
+    with torch.no_grad(), unwatched():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local.detach()
+        return (local.wait() if hasattr(local, "wait") else local).clone()
+
+
 @final
 class OpProbe:
     """Records the full tensors that ops take and return in the code of one module, or `OUTSIDE`.
@@ -297,6 +335,7 @@ class OpProbe:
 
     def __init__(self, module: str) -> None:
         self.snapshots: dict[str, torch.Tensor] = {}
+        self.declared: dict[str, Declared] = {}  # unused: full tensors are recorded
         self.sources: dict[str, Source] = {}
         self.numbers: dict[str, dict[str, float]] = {}
         self.consumers: dict[int, set[int]] = {}
@@ -469,6 +508,7 @@ class BackwardProbe:
 
     def __init__(self) -> None:
         self.snapshots: dict[str, torch.Tensor] = {}  # unused
+        self.declared: dict[str, Declared] = {}  # unused
         self.sources: dict[str, Source] = {}  # unused
         self.numbers: dict[str, dict[str, float]] = {}  # unused
         self.contributions: list[dict[str, torch.Tensor]] = []
@@ -558,14 +598,22 @@ class ProbeSpec:
     """What a rank records, in a form that can be sent to another process.
 
     Every module, or, with `ops_in`, every op in the code of that module, or `OUTSIDE` of all.
-    `renamed` maps a rank to the original's names of its modules that have other names.
+    `renamed` maps a rank to the original's names of its modules that have other names. With
+    `is_local`, DTensors are not gathered: every tensor of the result is what the rank has of it.
+    With `is_trained_only`, calls of modules without gradients are left out.
     """
 
     ops_in: str | None = None
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     step: int = 0
+    is_local: bool = False
+    is_trained_only: bool = False
 
     def make_probe(self) -> ProbedStep:
         """A probe that records it, in its step."""
-        probe: Probe = ModuleProbe() if self.ops_in is None else OpProbe(self.ops_in)
+        probe: Probe = (
+            ModuleProbe(is_local=self.is_local, is_trained_only=self.is_trained_only)
+            if self.ops_in is None
+            else OpProbe(self.ops_in)
+        )
         return ProbedStep(probe, self.step)

@@ -63,6 +63,29 @@ def find_missing_reductions(evidence: Evidence) -> Iterator[Explanation]:
             )
 
 
+def find_divisors(evidence: Evidence) -> Iterator[Explanation]:
+    """Quotients whose divisor, such as a number of tokens, is a partial sum on each rank.
+
+    The sum of the ranks' reciprocals is the reciprocal of the right value.
+    """
+    is_zero = any(bool((tensor == 0).any()) for tensor in evidence.ranks)
+    if is_zero or evidence.are_identical() or evidence.case.floor is None:
+        return
+    for names, lines in evidence.groups():
+        totals = [sum(evidence.ranks[rank].reciprocal() for rank in line) for line in lines]
+        quotients = [torch.as_tensor(total).reciprocal() for total in totals]
+        if all(evidence.is_near(quotient, evidence.target) for quotient in quotients):
+            over = " and ".join(names)
+            yield Explanation(
+                Suspect.MISSING_REDUCTION,
+                f"what each rank divides by is not summed over {over}, while what it divides is: "
+                f"the reciprocals of the ranks' values, summed over {over}, match",
+                names,
+                remedy=f"Sum the divisor, such as the number of tokens, over {over} too, or count "
+                "before the tokens are divided over the ranks.",
+            )
+
+
 def _find_other_group(
     evidence: Evidence, names: tuple[str, ...], sums: Sequence[torch.Tensor]
 ) -> Iterator[Explanation]:

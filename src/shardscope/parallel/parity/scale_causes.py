@@ -48,19 +48,20 @@ def find_ratio(evidence: Evidence) -> Iterator[Explanation]:
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     """The explanation of a tensor that is `ratio` times as large as it should be."""
     for names, size in list_sizes(axes):
-        over = " and ".join(names)
-        if _is_near_number(ratio, size):
-            predicate = (
-                f"is {size} times as large as it should be, and {size} is the size of {over}"
-            )
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
-            )
-        if _is_near_number(1 / ratio if ratio else 0.0, size):
-            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
-            return Explanation(
-                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
-            )
+        is_large = _is_near_number(ratio, size)
+        if not is_large and not _is_near_number(1 / ratio if ratio else 0.0, size):
+            continue
+        same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        amount = f"{size} times as large as" if is_large else f"1/{size} of what"
+        named = ", or of ".join(same)
+        return Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            "",
+            names if len(same) == 1 else (),
+            "sum" if is_large else "mean",
+            ratio,
+            predicate=f"is {amount} it should be, and {size} is the size of {named}",
+        )
     predicate = f"is {ratio:.4g} times what it should be"
     return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 

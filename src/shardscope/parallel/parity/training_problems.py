@@ -81,8 +81,10 @@ class TrainingProblems:
 
     def _describe_norm(self, wrong: Sequence[TensorComparison]) -> Problem:
         comparison = wrong[0]
-        values, single = _values_of(comparison), float(_target(comparison))
-        cause = explain_norm(values, _target(comparison), self._result, self._axes)
+        index = _find_first_wrong(comparison)
+        values, target = _values_of(comparison, index), _target(comparison).reshape(-1)[index]
+        single = float(target)
+        cause = explain_norm(values, target, self._result, self._axes)
         cause = cause or explain(comparison, self._axes)
         fact = (
             f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
@@ -294,7 +296,8 @@ class TrainingProblems:
             cause,
             name,
             fact.strip(),
-            "Reduce it over the ranks that compute different parts of it, once, and count what "
+            cause.remedy
+            or "Reduce it over the ranks that compute different parts of it, once, and count what "
             "ranks hold as copies once.",
             names=(name,),
             source=source,
@@ -357,6 +360,46 @@ def explain_norm(
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
+    return _find_unsummed(values, gradients, squares, parity_result.ranks, axes)
+
+
+def _find_unsummed(
+    values: Sequence[float],
+    gradients: Sequence[TensorComparison],
+    squares: Mapping[str, float],
+    ranks: Sequence[StepResult],
+    axes: Mapping[str, int],
+) -> Explanation | None:
+    """Shards whose squares each rank leaves as they are, while it sums those of the others.
+
+    DTensors are in other groups than plain tensors: their norm is complete by itself.
+    """
+    groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    for result in gradients:
+        sharded = _find_sharding_axes(result.case.name, squares, ranks, axes)
+        is_distributed = any(result.case.name in rank.distributed for rank in ranks)
+        groups.setdefault((sharded, is_distributed), []).append(result.case.name)
+    if len(values) != len(ranks) or len(groups) > _MAX_GROUPS:
+        return None
+    candidates = [key for key in groups if key[0]]
+    for count in range(1, len(candidates) + 1):
+        for keys in itertools.combinations(candidates, count):
+            names = [name for key in keys for name in groups[key]]
+            rest = sum(square for name, square in squares.items() if name not in names)
+            own = [sum(rank.local_squares.get(name) or 0.0 for name in names) for rank in ranks]
+            if all(
+                math.isclose(rest + square, value**2, rel_tol=_RTOL)
+                for square, value in zip(own, values, strict=True)
+            ):
+                over = tuple(dict.fromkeys(axis for key in keys for axis in key[0]))
+                return Explanation(
+                    Suspect.NORM,
+                    f"each rank adds the squares of its own shards of {list_names(names)} only, "
+                    f"which are not summed over {' and '.join(over)}",
+                    over,
+                    remedy="Sum the squared norm of plain tensors over the axes that shard them "
+                    "before the square root: the norm of DTensors is complete by itself.",
+                )
     return None
 
 
@@ -446,10 +489,22 @@ def _target(comparison: TensorComparison) -> torch.Tensor:
     return comparison.case.target
 
 
-def _values_of(comparison: TensorComparison) -> list[float]:
-    """The first number of a tensor on each rank."""
+def _find_first_wrong(comparison: TensorComparison) -> int:
+    """Which number of several, such as norms of groups of parameters, differs first."""
+    target = to_fp64_on_cpu(_target(comparison)).reshape(-1)
+    for index, single in enumerate(target.tolist()):
+        if any(
+            not math.isclose(value, single, rel_tol=_RTOL)
+            for value in _values_of(comparison, index)
+        ):
+            return index
+    return 0
+
+
+def _values_of(comparison: TensorComparison, index: int = 0) -> list[float]:
+    """A number of a tensor, by default the first, on each rank."""
     tensors = (tensor for tensor in comparison.case.ranks if tensor is not None)
-    return [float(tensor.detach().double().reshape(-1)[0]) for tensor in tensors]
+    return [float(tensor.detach().double().reshape(-1)[index]) for tensor in tensors]
 
 
 def _list_values(values: Sequence[float]) -> str:

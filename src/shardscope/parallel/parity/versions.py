@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
+    Declared,
     Key,
     OriginalNames,
     Region,
@@ -40,11 +42,12 @@ from shardscope.parallel.equivalence import (
     named_buffers,
     named_parameters,
     named_tensors,
+    read_declared,
     shard_batch,
     tie_names,
 )
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.probe import ProbeSpec, copy_local
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.parallel.partition import partition_by_plan
@@ -83,7 +86,8 @@ class EagerVersion:
         """Run as one rank: copy the model, shard the copy, call it. The result of each step."""
         model_copy = copy_model(self.model)
         task = self._shard_task(mesh)
-        gather = Gatherer()
+        is_local = probe_spec is not None and probe_spec.is_local
+        gather: Gatherer | _LocalReader = _LocalReader() if is_local else Gatherer()
         seed_generators(task.seed)
         with variant.applied(model_copy, task) as applied:
             names = OriginalNames(
@@ -103,7 +107,7 @@ class EagerVersion:
             if variant.is_marked:
                 return [StepResult([], {}, {}, parameters=full, ties=ties)]
             originals = dict(named_parameters(self.model))
-            changed = dict(_find_changed(full, originals))
+            changed = full if is_local else dict(_find_changed(full, originals))
             if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
                 seed_generators(task.seed)
             probed = None if probe_spec is None else probe_spec.make_probe()
@@ -126,6 +130,7 @@ class EagerVersion:
                 ties=ties,
                 frozen=frozen,
                 regions=gather.regions[index + 1] | (gather.regions[0] if index == 0 else {}),
+                declared=result.declared | gather.declared[0] | gather.declared[index + 1],
             )
             for index, result in enumerate(steps)
         ]
@@ -198,6 +203,8 @@ class Gatherer:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
         # Of each call: the part of gathered tensors that this rank stores.
         self.regions: list[dict[Key, Region]] = []
+        # Nothing: what full tensors declare says nothing about them.
+        self.declared: defaultdict[int, dict[str | Key, Declared]] = defaultdict(dict)
 
     def __call__(self, named: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
@@ -219,6 +226,23 @@ class Gatherer:
             name: full[id(tensor)] if id(tensor) in full else _to_local(tensor)
             for name, tensor in named.items()
         }
+
+
+@final
+class _LocalReader:
+    """Reads what this rank has of each tensor, in place of a `Gatherer`."""
+
+    def __init__(self) -> None:
+        self.regions: defaultdict[int, dict[Key, Region]] = defaultdict(dict)
+        # Of each call: the types that placements and annotations give.
+        self.declared: list[dict[str | Key, Declared]] = []
+
+    def __call__(self, named: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        self.declared.append({name: read_declared(tensor) for name, tensor in named.items()})
+        local: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
+        for tensor in named.values():
+            local.setdefault(id(tensor), copy_local(tensor))
+        return {name: local[id(tensor)] for name, tensor in named.items()}
 
 
 def _make_full(tensor: DTensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from shardscope.record import (
     Axis,
     Coverage,
     Finding,
+    InferredTypes,
     MemoryProfile,
     Module,
     Parallelization,
@@ -64,6 +65,7 @@ def keep_modules(recording: Recording, pattern: str) -> Recording | None:
         parity=tuple(
             parity for parity in map(chosen.select_parity, recording.parity) if parity.tensors
         ),
+        types=tuple(types for types in map(chosen.select_types, recording.types) if types.tensors),
         parallel=tuple(chosen.select_parallel(program) for program in recording.parallel),
     )
 
@@ -124,6 +126,11 @@ class _Selection:
             divergence for divergence in parity.divergences if self.holds(divergence.module)
         )
         return replace(parity, tensors=tensors, divergences=divergences)
+
+    def select_types(self, types: InferredTypes) -> InferredTypes:
+        """Keep tensors of selected modules."""
+        tensors = tuple(tensor for tensor in types.tensors if self.holds(tensor.module))
+        return replace(types, tensors=tensors)
 
     def select_parallel(self, program: Parallelization) -> Parallelization:
         """Keep collectives, fallbacks and tensors of selected modules, and all verdicts."""
@@ -193,6 +200,7 @@ def _axes(recording: Recording) -> tuple[Axis, ...]:
     tables = [
         *(parity.axes for parity in recording.parity),
         *(coverage.axes for coverage in recording.coverage),
+        *(types.axes for types in recording.types),
     ]
     return recording.run.axes or next(iter([*programs, *tables]), ())
 
@@ -204,6 +212,8 @@ def _list_names(recording: Recording) -> Iterator[str]:
         yield from (use.module for use in profile.at_peak if use.module is not None)
     for compared in recording.parity:
         yield from (divergence.module for divergence in compared.divergences)
+    for types in recording.types:
+        yield from (tensor.module for tensor in types.tensors)
     for program in recording.parallel:
         yield from (collective.module for collective in program.inserted)
         yield from (fallback.module for fallback in program.fallbacks)

@@ -5,7 +5,7 @@ coverage, graphs and diagnoses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shardscope.record import (
     Agreement,
@@ -18,6 +18,7 @@ from shardscope.record import (
     OpCoverage,
     Parallelization,
     Recording,
+    TensorTypes,
     TensorVerdict,
     compress_ranks,
     format_ranks,
@@ -39,12 +40,15 @@ from shardscope.report.result.figures import (
     SkipFigures,
     SuspectFigures,
     TensorFigures,
+    TypedTensorFigures,
+    TypesFigures,
     read_code,
 )
 from shardscope.report.text.compiler import fold_explanations
 from shardscope.report.text.correctness import summarize_parity, summarize_proof
 from shardscope.report.text.heading import name_mesh
 from shardscope.report.text.op_coverage import list_blockers, summarize_level
+from shardscope.report.text.tensor_types import count_undecided, group_tensors, name_group
 
 _MAX_MODULES = 3
 _MAX_HINTS = 2
@@ -63,6 +67,32 @@ def read_parity(recording: Recording) -> tuple[ParityFigures, ...]:
             different=_read_different(parity.tensors, TOLERABLE),
         )
         for parity in recording.parity
+    )
+
+
+def read_types(recording: Recording) -> tuple[TypesFigures, ...]:
+    """Read the inferred types of each mesh, with repeated layers folded."""
+    return tuple(
+        TypesFigures(
+            mesh=name_mesh(types.axes),
+            num_runs=types.num_runs,
+            num_tensors=len(types.tensors),
+            num_undecided=count_undecided(types),
+            tensors=tuple(map(_read_typed, group_tensors(types.tensors))),
+        )
+        for types in recording.types
+    )
+
+
+def _read_typed(group: Sequence[TensorTypes]) -> TypedTensorFigures:
+    tensor = group[0]
+    gradients = {axis.axis: axis.gradient for axis in tensor.axes if axis.gradient is not None}
+    return TypedTensorFigures(
+        name=name_group(group),
+        role=str(tensor.role),
+        forward={axis.axis: axis.forward for axis in tensor.axes},
+        gradient=gradients,
+        repeat=len(group),
     )
 
 

@@ -406,6 +406,29 @@ class EnvironmentFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checks: tuple[CheckFigures, ...] = ()
 
 
+class TypedTensorFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor, or the same one of `repeat` layers, with its type along each mesh axis.
+
+    `gradient` is the type of its gradient, left out where there is none.
+    """
+
+    name: str
+    role: str
+    forward: dict[str, str]
+    gradient: dict[str, str] = {}
+    repeat: int = 1
+
+
+class TypesFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Inferred types of all tensors on one mesh; `num_undecided` have an axis without a type."""
+
+    mesh: str
+    num_runs: int
+    num_tensors: int
+    num_undecided: int = 0
+    tensors: tuple[TypedTensorFigures, ...] = ()
+
+
 class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured; a part that the command did not measure is left out."""
 
@@ -414,6 +437,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharding: ShardingFigures | None = None
     layouts: tuple[LayoutFigures, ...] = ()
     parity: tuple[ParityFigures, ...] = ()
+    types: tuple[TypesFigures, ...] = ()
     parallel: tuple[ParallelFigures, ...] = ()
     coverage: tuple[CoverageFigures, ...] = ()
     compiler: tuple[CompilerFigures, ...] = ()

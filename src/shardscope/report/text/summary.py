@@ -35,6 +35,7 @@ from shardscope.report.text.problems import render_problems
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_text, make_title
+from shardscope.report.text.tensor_types import render_types
 from shardscope.report.text.verdict import judge
 
 View = Literal["module", "axis", "kind", "cause"]
@@ -154,6 +155,8 @@ def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[Rende
         yield from render_parallel(recording, is_folded=is_folded)
     if recording.parity:
         yield from render_parity(recording, is_folded=is_folded)
+    if recording.types:
+        yield from render_types(recording, is_folded=is_folded)
     if recording.diagnoses:
         yield from render_diagnoses(recording)
     if recording.explanations:

@@ -52,6 +52,7 @@ from shardscope.report.text.summary import (
     render_verdict,
 )
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
+from shardscope.report.text.tensor_types import render_types
 
 _COLUMNS = {
     "view": Column("view", ColumnStyle.NAME, 13),
@@ -108,7 +109,7 @@ _FIELDS: dict[ViewName, tuple[str, ...]] = {
     "communication": ("collectives",),
     "sharding": ("layouts",),
     "coverage": ("coverage",),
-    "proof": ("parity",),
+    "proof": ("parity", "types"),
 }
 _SILENT = "No collectives were issued while it was traced."
 _NOTHING_SELECTED = "Nothing in this view belongs to matching modules."
@@ -253,6 +254,7 @@ class Views:
 
     def _render_proof(self) -> Iterator[RenderableType]:
         yield from render_parity(self._recording, is_folded=self._is_folded)
+        yield from render_types(self._recording, is_folded=self._is_folded)
         yield from render_parallel(self._recording, is_folded=self._is_folded)
 
 

@@ -197,6 +197,7 @@ function makeColumns(communication: Communication, example = communication.calls
     bytes("wire", "Sent", "bytes that the rank sends (ring estimate)", calls.wire_bytes),
     {
       ...text("line", "Line", 13, (row) => formatLocation(calls.source[row]!)),
+      texts: [...new Set(communication.traffic.source)].map(formatLocation),
       grow: 2,
       isNeverCut: true,
       cell: (row) => <SourceLine source={calls.source[row]!} isShort />,
@@ -208,6 +209,7 @@ function makeColumns(communication: Communication, example = communication.calls
       ),
       grow: 3,
       isNeverCut: true,
+      texts: causes.map(shortenCause),
       cell: (row) => {
         const words = causes[calls.cause[row]!]!;
         return (

@@ -65,9 +65,12 @@ export const selectedCauses = computed<readonly CauseRow[]>(() => {
 
 const MAX_LETTERS = 44;
 
-/** `call of …all_to_all_single`: the end of a long name tells it from others; its row has all. */
+/** `call of …PipelineSchedule.step`: the last parts of a long name that fit, at least one. */
 export function shortenCause(words: string): string {
   const [, what, name] = /^(call of )(\S+)$/.exec(words) ?? [];
   if (!name || words.length <= MAX_LETTERS) return words;
-  return `${what}…${name.split(".").at(-1)}`;
+  const parts = name.split(".");
+  let first = parts.length - 1;
+  while (first > 0 && `${what}…${parts.slice(first - 1).join(".")}`.length <= MAX_LETTERS) first--;
+  return `${what}…${parts.slice(first).join(".")}`;
 }

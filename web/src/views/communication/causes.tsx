@@ -61,6 +61,7 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       isText: true,
       isNeverCut: true,
       value: (row) => causes[at(row).cause]!,
+      texts: rows.map(({ cause }) => shortenCause(causes[cause]!)),
       cell: (row) => (
         <span class="cause">
           {at(row).isImplicit && <Badge word="implicit" tone="warn" />}
@@ -107,6 +108,7 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
       grow: 1,
       isText: true,
       value: (row) => at(row).modules.map(moduleName).join("\n"),
+      texts: rows.map(({ modules }) => (modules.length ? moduleName(modules[0]!) : "")),
       cell: (row) => <FirstModule modules={at(row).modules} />,
     },
   ];

@@ -27,7 +27,8 @@ import {
 } from "./tree_state";
 
 const PAGE_ROWS = 12;
-const NARROW_NAME_REM = 10.5;
+const NARROW_NAME_REM = 13;
+const NARROW_COMPARED_REM = 10.5; // the same, beside a change
 const LETTER_REM = 0.53; // width of a letter of the last column
 const MAX_OWN_LETTERS = 120;
 
@@ -76,7 +77,9 @@ export function Tree({ show }: { show: Show }) {
   };
   const ownRem = useMemo(() => findOwnWidth(ownText.value.values()), [ownText.value]);
   const widths = columns.map(({ width, hasBar }) => (hasBar && isNarrow.value ? 5.5 : width));
-  const template = `minmax(${isNarrow.value ? NARROW_NAME_REM : 19}rem, 36rem) ${widths.map((width) => `minmax(${width}rem, ${1.4 * width}rem)`).join(" ")} minmax(${ownRem}rem, 1fr)`;
+  const isCompared = columns.some(({ id: column }) => column === "change");
+  const narrowRem = isCompared ? NARROW_COMPARED_REM : NARROW_NAME_REM;
+  const template = `minmax(${isNarrow.value ? narrowRem : 19}rem, 36rem) ${widths.map((width) => `minmax(${width}rem, ${1.4 * width}rem)`).join(" ")} minmax(${ownRem}rem, 1fr)`;
   return (
     <div class="table-frame">
       <div

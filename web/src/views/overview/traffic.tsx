@@ -1,6 +1,7 @@
 /** What a rank sends: the causes that send most, with their lines, and bytes by axis and phase. */
 import { Bar } from "../../parts/bar";
 import { heatColor } from "../../parts/colors";
+import { Breakable } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
@@ -79,7 +80,7 @@ function Cause({ row, max }: CauseProps) {
       </div>
       <div class="top-cause-words">
         <a class="top-cause-link" href={selectionHref({ cause: words }, "communication")}>
-          {words}
+          <Breakable text={words} />
         </a>
         {row.isImplicit && (
           <span class="tone-warn top-cause-implicit">

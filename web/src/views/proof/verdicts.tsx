@@ -83,7 +83,7 @@ function makeColumns(tensors: VerdictTable): Column[] {
     },
     ...(hasAny(suspect) ? [words("suspect", "Likely cause", 11, suspect)] : []),
     ...(hasAny(ranks) ? [words("ranks", "Ranks", 6, ranks)] : []),
-    ...(hasAny(detail) ? [words("detail", "Detail", 14, detail)] : []),
+    ...(hasAny(detail) ? [{ ...words("detail", "Detail", 14, detail), isNeverCut: true }] : []),
   ];
 }
 
