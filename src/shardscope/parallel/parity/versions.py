@@ -208,22 +208,26 @@ class Gatherer:
 
     def __call__(self, named: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
-        names_by_rank: list[list[Key]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(names_by_rank, list(dtensors), group=self._group)
-        common = set(dtensors).intersection(*names_by_rank)
-        full: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
+        first: dict[int, Key] = {}  # the first name of each tensor object
+        firsts = {name: first.setdefault(id(tensor), name) for name, tensor in dtensors.items()}
+        firsts_by_rank: list[dict[Key, Key]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(firsts_by_rank, firsts, group=self._group)
+        common = set(dtensors).intersection(*firsts_by_rank)
+        full: dict[Key, torch.Tensor] = {}
         regions: dict[Key, Region] = {}
         with quiet_collectives(), unwatched(), torch.no_grad():
-            for name in names_by_rank[0]:
-                if name in common and id(dtensors[name]) not in full:
-                    full[id(dtensors[name])] = _make_full(dtensors[name])
+            for name, same in firsts_by_rank[0].items():
+                # Tied tensors stay tied, where they are on all ranks.
+                is_tied = same in full and all(names.get(name) == same for names in firsts_by_rank)
+                if name in common:
+                    full[name] = full[same] if is_tied else _make_full(dtensors[name])
             for name in common:
-                region = _find_region(dtensors[name], full[id(dtensors[name])])
+                region = _find_region(dtensors[name], full[name])
                 if region is not None:
                     regions[name] = region
         self.regions.append(regions)
         return {
-            name: full[id(tensor)] if id(tensor) in full else _to_local(tensor)
+            name: full[name] if name in full else _to_local(tensor)
             for name, tensor in named.items()
         }
 
