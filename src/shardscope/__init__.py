@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
+    from shardscope.comm.value_sampler import ValueSamples as ValueSamples
     from shardscope.compile.diagnose.diagnose import Diagnosed as Diagnosed
     from shardscope.compile.diagnose.diagnose import diagnose as diagnose
     from shardscope.compile.explain.explain import explain as explain
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge
     from shardscope.record import save as save
+    from shardscope.report.show import compare_runs as compare_runs
     from shardscope.report.show import diff as diff
     from shardscope.report.show import show as show
     from shardscope.shard.audit.audit import audit
@@ -44,9 +46,11 @@ _HOMES = {
     "RunResult": "shardscope.launch.api",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
+    "ValueSamples": "shardscope.comm.value_sampler",
     "World": "shardscope.world",
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit.audit",
+    "compare_runs": "shardscope.report.show",
     "coverage": "shardscope.shard.coverage.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
     "diff": "shardscope.report.show",
@@ -75,9 +79,11 @@ __all__ = [
     "RunResult",
     "ShardscopeError",
     "Trace",
+    "ValueSamples",
     "World",
     "__version__",
     "audit",
+    "compare_runs",
     "coverage",
     "diagnose",
     "diff",

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from shardscope.record import MemoryKind, Recording
 from shardscope.record.units import format_bytes
@@ -35,6 +36,30 @@ def _change(change: int) -> str:
     return f"{'+' if change > 0 else '−'}{format_bytes(abs(change))}" if change else "·"
 
 
+def test_the_tooltip_has_what_is_in_use_where_the_curve_has_the_highest_of_an_interval(
+    open_page, recording
+) -> None:
+    page_record = build_page(recording)
+    (curve,) = page_record.memory
+    kept = [0, curve.peak, len(curve.order) - 1]  # as if the step were much longer
+    coarse = replace(
+        curve,
+        order=tuple(curve.order[at] for at in kept),
+        num_bytes=tuple(tuple(column[at] for at in kept) for column in curve.num_bytes),
+        module=tuple(curve.module[at] for at in kept),
+        phases=(),
+        peak=1,
+    )
+    page = open_page(replace(page_record, memory=(coarse,)), "#/memory")
+    box = page.get_by_role("slider", name="memory over the step").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 100)
+    order = int(re.search(r"[?&]at=(\d+)", page.url)[1])
+    total = sum(_sum_by(recording, "kind", order).values())
+    assert total not in (sum(column[at] for column in coarse.num_bytes) for at in range(3))
+    expect(page.get_by_role("tooltip")).to_contain_text(format_bytes(total))
+
+
 def test_any_instant_shows_what_is_in_use_and_two_show_what_changed(open_page, recording) -> None:
     profile = recording.memory[0]
     table = profile.allocations
@@ -57,6 +82,7 @@ def test_any_instant_shows_what_is_in_use_and_two_show_what_changed(open_page, r
     assert table.first_order <= order <= table.last_order
     expect(panel.get_by_role("heading")).to_have_text(f"In use at event {order:,}")
     kinds = _sum_by(recording, "kind", order)
+    expect(page.get_by_role("tooltip")).to_contain_text(format_bytes(sum(kinds.values())))
     for kind, num_bytes in kinds.items():
         entry = panel.get_by_role("listitem").filter(
             has_text=list(MemoryKind)[kind].replace("_", " ")

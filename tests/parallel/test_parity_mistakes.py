@@ -843,7 +843,7 @@ def test_gradients_of_different_experts_that_are_reduced_together_are_found(
 
 
 def test_tokens_that_are_dropped_are_not_called_a_missing_reduction() -> None:
-    """A different number of tokens cannot be compared, so no cause is known."""
+    """A different number of tokens cannot be compared, but their results are."""
 
     class Dropping(Mixture):
         def forward(self, x: Tensor) -> Tensor:
@@ -866,7 +866,8 @@ def test_tokens_that_are_dropped_are_not_called_a_missing_reduction() -> None:
         loss=None,
         batch_axes="dp",
     )
-    assert recording.findings[0].rule == "parity-unknown"
+    assert recording.findings[0].rule == "parity-stale"
+    assert "of 12 rows" in recording.findings[0].fact
     assert "on its own shard" not in recording.findings[0].fact
 
 

@@ -176,6 +176,19 @@ def test_shards_in_plain_tensors_that_a_norm_does_not_sum_are_named():
     assert "its own shards of 2.weight only, which are not summed over dp" in finding.fact
 
 
+def test_gradients_that_clipping_changes_on_one_rank_only_agree():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        (model(batch[0]) - batch[1]).square().mean().backward()
+        largest = torch.stack([p.grad.abs().max() for p in model.parameters()]).max()
+        if mesh is not None:
+            largest = largest.full_tensor()
+        nn.utils.clip_grad_value_(model.parameters(), 0.9 * float(largest))
+        optimizer.step()
+
+    assert not compare(step, single_step=step, inputs=(X[:6], Y[:6])).findings
+
+
 @pytest.mark.parametrize("is_of_all", [True, False])
 def test_a_quotient_by_a_count_that_is_not_summed_is_a_missing_reduction(is_of_all):
     def report(model, batch, optimizer, mesh=None):
@@ -317,3 +330,146 @@ def test_a_comparison_of_no_step_is_refused():
         compare(steps=0)
     with pytest.raises(ParityError, match="computes its own loss"):
         compare(loss=torch.sum)
+
+
+def test_settings_and_weights_that_one_rank_alone_changes_are_out_of_sync():
+    def step(model, batch, optimizer, mesh=None):
+        result = train(model, batch, optimizer, mesh)
+        if mesh is None or mesh.get_rank() == 0:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        return result
+
+    finding = only_finding(compare(step, single_step=step))
+    assert finding.rule == "parity-out-of-sync"
+    assert "lr is 0.005 on rank 0, 0.01 on rank 1 and 0.005 on the single device" in finding.fact
+
+    def follow(model, batch, optimizer, mesh=None):
+        with torch.no_grad():
+            is_right = mesh is None or mesh.get_rank() == 0
+            model[2].bias += torch.arange(WIDTH) if is_right else torch.arange(WIDTH).square()
+
+    finding = only_finding(
+        compare(follow, single_step=follow, parallelize=None, optimizer=None, batch_axes=())
+    )
+    assert (finding.rule, finding.subject) == ("parity-out-of-sync", "2.bias")
+    assert "matches on rank 0 only" in finding.fact
+
+
+def test_a_step_that_one_rank_skips_is_stale_and_not_a_matter_of_clipping():
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().mul(2).backward()
+        if mesh is None or mesh.get_rank() == 0:
+            for parameter in model.parameters():
+                parameter.grad /= 2
+            optimizer.step()
+
+    even = {"inputs": (X[:6], Y[:6]), "parallelize": None, "batch_axes": ()}
+    finding = only_finding(compare(step, single_step=step, **even))
+    assert finding.rule == "parity-stale"
+    assert "optimizer steps is 1 on rank 0, 0 on rank 1 and 1 on the single device" in finding.fact
+
+
+def test_a_loss_of_own_samples_is_no_difference_in_steps_before_the_first_wrong_one():
+    def step(model, batch, optimizer, mesh=None):
+        epoch = int(len(optimizer.state) > 0)
+        if mesh is not None:  # takes the first half again in the second step
+            batch = [tensor.chunk(2)[mesh.get_rank()] for tensor in batch]
+            epoch = 0
+        x, y = (tensor.roll(epoch, 0) for tensor in batch)
+        optimizer.zero_grad()
+        (model(x) * (epoch + 1) - y).square().mean().backward()
+        optimizer.step()
+
+    recording = compare(step, single_step=step, batch_axes=(), inputs=(X[:6], Y[:6]))
+    wrong = [t for t in recording.parity[0].tensors if t.agreement not in TOLERABLE]
+    assert {tensor.step for tensor in wrong} == {2}
+
+
+def train_on(samples):
+    """A step on the samples that a function of the batch, the mesh and the step takes."""
+
+    def step(model, batch, optimizer, mesh=None):
+        x, y = samples(batch, mesh, len(optimizer.state))
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("rank_of", "epoch_of", "rule", "fact"),
+    [
+        (lambda _: 0, lambda epoch: epoch, "wrong-slice", "get the same 2 of 4 samples"),
+        (lambda rank: rank, lambda _: 0, "stale", "get the samples of the step before again"),
+        (lambda rank: rank, lambda epoch: 2 * epoch, "unknown", "differs already"),
+    ],
+)
+def test_samples_that_are_not_those_of_the_single_device_are_inputs_that_differ(
+    rank_of, epoch_of, rule, fact
+):
+    def samples(batch, mesh, has_stepped):
+        epoch = int(has_stepped > 0)
+        if mesh is None:
+            return [tensor[:12].split(4)[epoch] for tensor in batch]
+        part = slice(rank_of(mesh.get_rank()), None, 2)
+        return [tensor[:12].split(4)[epoch_of(epoch)][part] for tensor in batch]
+
+    x = torch.randn(16, WIDTH)
+    samples_of = train_on(samples)
+    finding = only_finding(
+        compare(samples_of, single_step=samples_of, batch_axes=(), inputs=(x, x.roll(1)))
+    )
+    assert finding.rule == f"parity-{rule}"
+    assert finding.subject == "the inputs of the model"
+    assert fact in finding.fact
+    assert "model(x)" in read_line(finding)
+
+
+class Shifted(nn.Module):
+    """Adds positions, which a caller may pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Embedding(8, WIDTH)
+
+    def forward(self, x, positions=None):
+        positions = torch.arange(x.shape[1]) if positions is None else positions
+        return self.first(x) + self.second(positions)
+
+
+def test_positions_that_a_rank_passes_and_the_model_would_compute_are_inputs():
+    def step(model, x, optimizer, mesh=None):
+        optimizer.zero_grad()
+        output = model(x) if mesh is None else model(x, torch.arange(x.shape[1]))
+        output.square().mean().backward()
+        optimizer.step()
+
+    recording = parity(
+        Shifted(),
+        {"cp": 2},
+        parallelize=lambda model, mesh: fully_shard(model, mesh=mesh["cp"]),
+        inputs=torch.randn(3, 8, WIDTH),
+        train_step=step,
+        optimizer=make_optimizer,
+        batch_axes="cp",
+        batch_dim=1,
+    )
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-wrong-slice", "the inputs of the model")
+    assert "model(x, torch.arange" in read_line(finding)
+
+
+def test_rows_that_the_loss_of_ranks_leaves_out_are_counted():
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        losses = (model(x) - y).square().mean(-1)
+        (losses if mesh is None else losses[:-1]).mean().backward()
+        optimizer.step()
+
+    finding = only_finding(compare(step, single_step=step, inputs=(X[:6], Y[:6])))
+    assert (finding.rule, finding.subject) == ("parity-stale", "the loss")
+    assert "zero in 2 of 6 rows" in finding.fact

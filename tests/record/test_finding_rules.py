@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardscope.record import FINE, Agreement, Condition, Suspect
 from shardscope.record.finding_rules import FINDING_RULES, documentation_page
+from shardscope.report.runs.run_causes import REMEDIES
 from source_trees import list_nodes
 
 _ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ _MAKERS = ("Finding", "Problem")
 # What f-strings of rules begin with, and the names that may follow.
 _FAMILIES = {
     "parity-": {*Suspect, *(set(Agreement) - FINE)},
+    "run-": set(REMEDIES),
     "compiled-": {condition for condition in Condition if condition.is_bad},
 }
 

@@ -34,6 +34,8 @@ from shardscope.record import (
     RankSpan,
     Recording,
     Redistribute,
+    RunComparison,
+    RunDeviation,
     RunInfo,
     SegmentTable,
     Severity,
@@ -43,6 +45,8 @@ from shardscope.record import (
     SpmdCall,
     StageTime,
     Stop,
+    ValueKind,
+    ValueSample,
     encode,
     load,
 )
@@ -263,6 +267,74 @@ def make_second() -> Recording:
                 is_gapless=True,
             ),
         ),
+        values=(
+            ValueSample(
+                rank=0,
+                step=1,
+                order=0,
+                kind=ValueKind.GRADIENT,
+                name="layers.0.weight",
+                dtype="bfloat16",
+                shape=(64, 64),
+                local_shape=(64, 16),
+                axes=("dp", "tp"),
+                coordinate=(0, 1),
+                placements=("Replicate", "Shard(1)"),
+                mesh_rank=0,
+                sum=-0.5,
+                sum_squares=0.25,
+                max_abs=0.125,
+                hash="00ff00ff00ff00ff",
+            ),
+            ValueSample(
+                rank=0,
+                step=1,
+                order=1,
+                kind=ValueKind.OUTPUT,
+                name="",
+                path="1",
+                call=2,
+                dtype="float32",
+                shape=(4,),
+                local_shape=(4,),
+                max_abs=None,
+                num_nonfinite=3,
+                hash="0000000000000001",
+            ),
+        ),
+        comparisons=(
+            RunComparison(
+                run_a="a.json",
+                run_b="b-*.json",
+                world_size_a=1,
+                world_size_b=8,
+                steps=(1, 2),
+                num_compared=12,
+                num_equal=3,
+                num_deviating=1,
+                deviations=(
+                    RunDeviation(
+                        step=2,
+                        kind=ValueKind.BUFFER,
+                        name="layers.0.scale",
+                        dtype="float32",
+                        num_elements=64,
+                        norm_a=8.0,
+                        norm_b=8.0,
+                        sum_a=1.0,
+                        sum_b=None,
+                        deviation=0.0,
+                        limit=1e-06,
+                        ratio=2.0,
+                        detail="off",
+                        ranks=(RankSpan(3),),
+                        disagreeing_run="B",
+                        suspect="layers.0",
+                    ),
+                ),
+                agreed=("step 1: all 12 tensors",),
+            ),
+        ),
     )
 
 
@@ -280,4 +352,9 @@ def test_a_file_of_schema_2_from_before_allocations_were_recorded_still_reads():
     second = make_second()
     earlier = tuple(replace(profile, allocations=None) for profile in second.memory)
     path = _FOLDER / "recording_v2_without_allocations.json"
-    assert load(path) == replace(second, memory=earlier)
+    assert load(path) == replace(second, memory=earlier, values=(), comparisons=())
+
+
+def test_a_file_of_schema_2_from_before_values_were_sampled_still_reads():
+    path = _FOLDER / "recording_v2_without_values.json"
+    assert load(path) == replace(make_second(), values=(), comparisons=())

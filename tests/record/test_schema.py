@@ -58,6 +58,8 @@ from shardscope.record import (
     PlacedKind,
     RankMemory,
     Recompile,
+    RunComparison,
+    RunDeviation,
     RunInfo,
     SegmentTable,
     Severity,
@@ -75,6 +77,8 @@ from shardscope.record import (
     TensorKind,
     TensorLayout,
     TensorVerdict,
+    ValueKind,
+    ValueSample,
     encode,
 )
 from shardscope.record.schema import make_schema
@@ -187,6 +191,9 @@ _TABLES = {
     "stages": StageTime,
     "guards": FrameGuards,
     "collectives of graphs": GraphCollective,
+    "values": ValueSample,
+    "comparisons": RunComparison,
+    "run_deviations": RunDeviation,
 }
 
 
@@ -241,6 +248,7 @@ def test_reference_names_every_kind_phase_and_severity():
         ("diagnoses", "stage", Stage),
         ("graphs", "end", GraphEnd),
         ("ops of graphs", "kind", OpKind),
+        ("values", "kind", ValueKind),
     ],
 )
 def test_reference_names_every_value_of_a_choice(heading, field, values):

@@ -37,6 +37,16 @@ class ModuleWatcher(Protocol):
         """The innermost call on this thread, of `module`, has ended, perhaps by an exception."""
 
 
+class ResultWatcher(Protocol):
+    """Called with what module calls take and return. Must not raise."""
+
+    def begin_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """`module` is about to run with these arguments."""
+
+    def end_call(self, module: nn.Module, result: Any) -> None:
+        """The call of `module`, the innermost on this thread, has returned `result`."""
+
+
 CallReplacement = Callable[[nn.Module, Callable[..., Any], Any, dict[str, Any]], Any]
 """Called with a module, the function that runs its call, args and kwargs; returns the result."""
 
@@ -46,6 +56,7 @@ _unwrapped = _torchs_own  # or the method that another tool had installed before
 _outer_wrapper: Any = None  # the method that another tool installed over ours; it calls ours
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _watchers: tuple[ModuleWatcher, ...] = ()
+_result_watchers: tuple[ResultWatcher, ...] = ()
 _lock = threading.RLock()
 _replacement: CallReplacement | None = None
 _replacing = threading.local()  # whether this thread is inside a replaced call
@@ -65,12 +76,19 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     try:
         if _replacement is not None and not getattr(_replacing, "is_on", False):
             return _replace_call(_replacement, module, args, kwargs)
+        observers = _result_watchers
+        for observer in observers:
+            observer.begin_call(module, args, kwargs)
         if _unwrapped is not _torchs_own or not _calls_impl:
-            return _unwrapped(module, *args, **kwargs)
+            result = _unwrapped(module, *args, **kwargs)
         # The same as torch's method; calling that would take deep models past the recursion limit.
-        if module._compiled_call_impl is not None:
-            return module._compiled_call_impl(*args, **kwargs)
-        return module._call_impl(*args, **kwargs)
+        elif module._compiled_call_impl is not None:
+            result = module._compiled_call_impl(*args, **kwargs)
+        else:
+            result = module._call_impl(*args, **kwargs)
+        for observer in observers:
+            observer.end_call(module, result)
+        return result
     finally:
         for watcher in watchers:
             watcher.exit(module)
@@ -113,6 +131,21 @@ def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
             _watchers = tuple(active for active in _watchers if active is not watcher)
             if not _watchers:
                 _unwrap()
+
+
+@contextmanager
+def watch_results(watcher: ResultWatcher) -> Iterator[None]:
+    """Report results to `watcher` until the context ends, while module calls are watched, too."""
+    global _result_watchers
+    for method in (type(watcher).begin_call, type(watcher).end_call):
+        skip_dynamo(method.__code__)
+    with _lock:
+        _result_watchers = (*_result_watchers, watcher)
+    try:
+        yield
+    finally:
+        with _lock:
+            _result_watchers = tuple(active for active in _result_watchers if active is not watcher)
 
 
 def _wrap() -> None:

@@ -62,18 +62,25 @@ class TrainingListener(Protocol):
 
 
 _listeners: dict[int, list[TrainingListener]] = {}  # by thread
+_readers: list[TrainingListener] = []  # those that `read` is called of
 _installed = ExitStack()
+_reads_installed = ExitStack()
 _lock = threading.Lock()
 _state = threading.local()
 
 
 @contextmanager
-def watch_training(listener: TrainingListener) -> Iterator[None]:
-    """Report what a training step does on this thread until the context ends."""
+def watch_training(listener: TrainingListener, *, has_reads: bool = True) -> Iterator[None]:
+    """Report what a training step does on this thread until the context ends.
+
+    Without `has_reads`, reads of values are reported only if another listener wants them.
+    """
     thread = threading.get_ident()
     with _lock:
         if not _listeners:
             _install()
+        if has_reads:
+            _add_reader(listener)
         _listeners.setdefault(thread, []).append(listener)
     try:
         yield
@@ -82,8 +89,23 @@ def watch_training(listener: TrainingListener) -> Iterator[None]:
             _listeners[thread].remove(listener)
             if not _listeners[thread]:
                 del _listeners[thread]
+            if has_reads:
+                _remove_reader(listener)
             if not _listeners:
                 _installed.close()
+
+
+def _add_reader(listener: TrainingListener) -> None:
+    if not _readers:
+        for name in _READS:
+            _exchange_method(name)
+    _readers.append(listener)
+
+
+def _remove_reader(listener: TrainingListener) -> None:
+    _readers.remove(listener)
+    if not _readers:
+        _reads_installed.close()
 
 
 @contextmanager
@@ -125,8 +147,6 @@ def _install() -> None:
     for hook in hooks:
         _installed.callback(hook.remove)
     _exchange(torch.autograd, "backward", _watch_backward)
-    for name in _READS:
-        _exchange_method(name)
     begin = _precede(lambda listener: listener.before_clipping())
     for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
         _exchange_wrapped(function, begin)
@@ -153,9 +173,9 @@ def _exchange_method(name: str) -> None:
 
     setattr(torch.Tensor, name, read)
     if is_own:
-        _installed.callback(setattr, torch.Tensor, name, original)
+        _reads_installed.callback(setattr, torch.Tensor, name, original)
     else:
-        _installed.callback(delattr, torch.Tensor, name)
+        _reads_installed.callback(delattr, torch.Tensor, name)
 
 
 def _exchange_wrapped(function: Any, wrap: Callable[[Any], Any]) -> None:

@@ -227,6 +227,11 @@ class ModuleCalls:
         """The innermost module called on this thread."""
         return self._thread.creators.stack[-1]
 
+    def caller(self) -> int:
+        """The module that called the innermost module called on this thread, or NO_MODULE."""
+        stack = self._thread.creators.stack
+        return stack[-2] if len(stack) > 1 else NO_MODULE
+
     def creator_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
         """The module that created the autograd node with this number; None if not observed.
 

@@ -52,6 +52,7 @@ _VERBS = {
     "serve": "Show a recording of any size in a browser, over a local server.",
     "tui": "Browse a recording in the terminal.",
     "diff": "Show what changed between two recordings; fail on regressions in CI.",
+    "compare": "Find the first step, module and tensor whose values differ between two real runs.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "ci": "Check a branch: record its programs, check limits, compare with its base.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",

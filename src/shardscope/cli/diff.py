@@ -85,7 +85,8 @@ def command(
 
     AREA is findings, collectives, bytes, causes, memory, graph-breaks, placements, coverage,
     parity, parallel, diagnoses, gaps or run. Exits with 0 unless --fail-on matches; changes that
-    --area, --module or --tolerance hides are ignored.
+    --area, --module or --tolerance hides are ignored. Tells what the programs do: values of tensors
+    are compared by shardscope compare.
     """
     if form != _FORMATS[0]:
         check_stdout_is_free(f"--format {form}", "Leave one of them out.")

@@ -40,6 +40,7 @@ _VIEWS = {
     "sharding": "sharding",
     "layouts": "sharding",
     "parity": "correctness",
+    "runs": "correctness",
     "types": "correctness",
     "parallel": "correctness",
     "coverage": "coverage",

@@ -216,6 +216,20 @@ TOOLS = (
         runs_code=False,
     ),
     Tool(
+        name="compare",
+        title="Compare the values of two real runs",
+        text="The first training step, module and tensor whose values differ between two runs of a "
+        "cluster by more than rounding, whatever their layouts. Both must have been recorded with "
+        "trace(model, values=…). Use it when a loss curve differs between two runs; for what the "
+        "programs do use diff.",
+        arguments=(
+            _text("run_a", "Recording, folder or pattern of a run.", is_required=True),
+            _text("run_b", "The same of the other run.", is_required=True),
+            _text("tolerance", "Accept relative deviations up to this share: 1%.", "--tolerance"),
+        ),
+        runs_code=False,
+    ),
+    Tool(
         name="query",
         title="Query recordings with SQL",
         text="Run one SQL SELECT (DuckDB) over the tables of recordings: collectives, modules, "

@@ -30,6 +30,13 @@ from shardscope.attribution.spans import DEVICE_CLOCK, SpanBeginCallback, Timing
 from shardscope.comm.collective_facts import GroupRegistry
 from shardscope.comm.findings import find_comm_problems
 from shardscope.comm.recorder import Recorder, raise_if_from_signal
+from shardscope.comm.value_sampler import (
+    Values,
+    ValueSampler,
+    ValueSamples,
+    describe_simulation,
+    read_samples,
+)
 from shardscope.errors import OutputError, TorchVersionError, TraceError
 from shardscope.record import (
     Axis,
@@ -61,6 +68,8 @@ def trace(
     mesh: DeviceMesh | None = None,
     stream: str | Path | None = None,
     force: bool = False,
+    values: Values = None,
+    step: int = 1,
 ) -> Trace:
     """Record every collective that is issued, and every phase that is timed, inside the context.
 
@@ -75,13 +84,18 @@ def trace(
             recording. `{rank}` in the path becomes this rank; until the rank is known it is the
             process ("pid4242").
         force: Overwrite a stream that exists.
+        values: Training steps of which values are sampled, for `compare_runs`: True for all, a step
+            counted from 1, several steps such as `range(1, 11)`, or `ValueSamples`.
+        step: The number of the training step that the trace begins with. The next begins when the
+            model is called after an optimizer has stepped.
 
     Examples:
         >>> with trace(model) as t:
         ...     model(batch).sum().backward()
         >>> t.recording.collectives[0].owner
     """
-    return Trace(models, mesh=mesh, stream=stream, force=force)
+    samples = read_samples(values)
+    return Trace(models, mesh=mesh, stream=stream, force=force, samples=samples, step=step)
 
 
 @final
@@ -95,9 +109,18 @@ class Trace:
     """
 
     def __init__(
-        self, models: Models, *, mesh: DeviceMesh | None, stream: str | Path | None, force: bool
+        self,
+        models: Models,
+        *,
+        mesh: DeviceMesh | None,
+        stream: str | Path | None,
+        force: bool,
+        samples: ValueSamples | None = None,
+        step: int = 1,
     ) -> None:
         self._names = ModuleNames(models)
+        self._samples = samples
+        self._step = step
         self._models = models  # alive until the trace starts: names are weak references
         self._mesh = mesh
         self._stream = stream
@@ -121,7 +144,12 @@ class Trace:
                 self._session.resume()
             else:
                 self._session = TraceSession(
-                    self._names, mesh=self._mesh, stream=self._stream, force=self._force
+                    self._names,
+                    mesh=self._mesh,
+                    stream=self._stream,
+                    force=self._force,
+                    samples=self._samples,
+                    step=self._step,
                 )
                 self._models = None
             with ExitStack() as stack:
@@ -187,6 +215,8 @@ def _install(session: TraceSession, stack: ExitStack) -> None:
 
     stack.enter_context(intercept(recorder, report_missing=report_missing))
     stack.enter_context(subscribe(session.spans, on_span_begin=session.spans.on_span_begin))
+    if session.values is not None:
+        stack.enter_context(session.values.watching())
 
 
 _MAX_SPANS = 100_000
@@ -286,9 +316,12 @@ class TraceSession:
         mesh: DeviceMesh | None,
         stream: str | Path | None,
         force: bool,
+        samples: ValueSamples | None = None,
+        step: int = 1,
     ) -> None:
         self._names = names
         self._mesh = mesh
+        self._stream_path = stream
         self._stream: RankStream | None = None
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
@@ -307,6 +340,7 @@ class TraceSession:
             emit=None if stream is None else self._emit,
             emit_begin=None if stream is None else self._emit_begin,
         )
+        self.values = None if samples is None else self._make_sampler(samples, step)
         self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
         if dist.is_initialized():
             self.recorder.join_world()  # now, to make the first collective cheaper
@@ -321,6 +355,18 @@ class TraceSession:
                 self._emit(gap)
         # Before a module is called: during the call FSDP has gathered its parameters.
         self._describe_modules()
+
+    def _make_sampler(self, samples: ValueSamples, step: int) -> ValueSampler:
+        sampler = ValueSampler(
+            samples,
+            self._names,
+            self.recorder.calls,
+            first_step=step,
+            report=lambda fact: self.recorder.report_gap("values", fact),
+            emit=None if self._stream_path is None else self._emit,
+        )
+        sampler.rank = self.recorder.rank
+        return sampler
 
     @property
     def rank(self) -> int:
@@ -349,6 +395,7 @@ class TraceSession:
             gaps=self._gaps(),
             stops=self._stops(),
             spans=tuple(self.spans.spans),
+            values=() if self.values is None else tuple(self.values.records),
         )
         try:
             return replace(recording, findings=find_comm_problems(recording))
@@ -398,6 +445,8 @@ class TraceSession:
     def pause(self, error: BaseException | None) -> None:
         """Write all pending records, and the error that ended the step, if any."""
         self.recorder.write()
+        if self.values is not None:
+            self._end_values(self.values)
         if error is not None:
             self._error = describe_error(error)
             self.recorder.report_gap("step", f"it ended early with {self._error}")
@@ -421,6 +470,11 @@ class TraceSession:
         self._stream.close(self._error)
         if self._stream.failure is not None:
             self.recorder.report_gap("stream", self._stream.failure)
+
+    def _end_values(self, values: ValueSampler) -> None:
+        if (fact := describe_simulation()) is not None:
+            self.recorder.report_gap("values", fact)
+        values.pause()
 
     def _enter_world(self) -> bool:
         """Called before the first collective in a new world: whether the trace records it."""
@@ -451,6 +505,8 @@ class TraceSession:
         self.recorder.gaps[:] = [replace(gap, rank=rank) for gap in self.recorder.gaps]
         self._modules = [replace(module, ranks=(RankSpan(rank),)) for module in self._modules]
         self.spans.set_rank(rank)
+        if self.values is not None:
+            self.values.set_rank(rank)
 
     def _read_axes(self) -> tuple[Axis, ...]:
         """The axes of the largest mesh; groups along axes of any mesh get the axes' names."""

@@ -28,7 +28,8 @@ def observe(
         *prepared: What `accelerator.prepare` returned, of which models and optimizers are used;
             by default all that it has prepared so far.
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+        **options: `num_steps=1` to record; `memory=True` to observe memory, and
+            `values=True` to sample values;
             `output="shardscope.json.gz"`, and `force=True` to overwrite; `log=False` to keep it
             out of the accelerator's trackers.
 

@@ -32,7 +32,8 @@ class ShardscopeCallback:
 
     Args:
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+        **options: `num_steps=1` to record; `memory=True` to observe memory, and
+            `values=True` to sample values;
             `output="shardscope.json.gz"`, and `force=True` to overwrite; `log=False` to keep it
             out of the trainer's experiment trackers.
 

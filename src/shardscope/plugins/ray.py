@@ -45,7 +45,8 @@ def observe(
         model: What `ray.train.torch.prepare_model` returned.
         optimizer: The optimizer.
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+        **options: `num_steps=1` to record; `memory=True` to observe memory, and
+            `values=True` to sample values;
             `output="shardscope.json.gz"`, the name of the files; `force=True` to overwrite;
             `log=False` to keep it out of W&B and MLflow runs.
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from shardscope.attribution.module_names import Models
 from shardscope.attribution.program_records import read_identity
 from shardscope.comm.trace import Trace, trace
+from shardscope.comm.value_sampler import Values
 from shardscope.errors import PluginError, TraceError
 from shardscope.plugins.live_memory import LiveMemory
 from shardscope.plugins.trackers import log_everywhere, warn
@@ -47,6 +48,7 @@ class RecorderOptions(TypedDict, total=False):
     num_steps: int
     memory: bool
     log: bool
+    values: Values
 
 
 @final
@@ -66,6 +68,7 @@ class StepRecorder:
         num_steps: int = 1,
         memory: bool = False,
         log: bool = True,
+        values: Values = None,
     ) -> None:
         if not _is_positive(step):
             raise TraceError(
@@ -84,6 +87,7 @@ class StepRecorder:
         self._force = force
         self._files = RankFiles(output, force=force)
         self._logs = log
+        self._values = values
         self._memory = LiveMemory() if memory else None
         self._trace: Trace | None = None
         self._saved: Recording | None = None
@@ -116,7 +120,8 @@ class StepRecorder:
         if self._is_entered:
             return
         if self._trace is None:
-            self._trace, self._pid = trace(models), os.getpid()
+            self._pid = os.getpid()
+            self._trace = trace(models, values=self._values, step=self.step)
             if self._memory is not None:
                 self._memory.begin(models)
         self._trace.__enter__()

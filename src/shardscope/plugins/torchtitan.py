@@ -55,9 +55,10 @@ def observe(trainer: Any, *, step: int = 10, **options: Unpack[RecorderOptions])
     Args:
         trainer: The `Trainer`.
         step: The first step to record, counted from 1 as the trainer does.
-        **options: `num_steps=1` to record; `memory=True` to observe memory, too; `output`, by
-            default `shardscope.json.gz` in the trainer's dump folder, and `force=True` to
-            overwrite; `log=False` to keep it out of the trainer's loggers.
+        **options: `num_steps=1` to record; `memory=True` to observe memory, and
+            `values=True` to sample values; `output`, by default `shardscope.json.gz` in the
+            trainer's dump folder, and `force=True` to overwrite; `log=False` to keep it out of the
+            trainer's loggers.
 
     Examples:
         >>> from shardscope.plugins.torchtitan import observe

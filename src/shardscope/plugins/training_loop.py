@@ -43,7 +43,8 @@ def observe(
         model: The model that the loop calls, as DDP or FSDP has wrapped it; or several.
         optimizer: Its optimizer, or several.
         step: The first step to record, counted from 1.
-        **options: `num_steps=1` to record; `memory=True` to observe memory, too;
+        **options: `num_steps=1` to record; `memory=True` to observe memory, and
+            `values=True` to sample values;
             `output="shardscope.json.gz"`, and `force=True` to overwrite; `log=False` to keep it
             out of W&B and MLflow runs that are active.
 

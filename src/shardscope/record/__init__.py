@@ -126,6 +126,7 @@ from shardscope.record.text import (
     replace_surrogates,
     sanitize_text,
 )
+from shardscope.record.value_records import RunComparison, RunDeviation, ValueKind, ValueSample
 
 __all__ = [
     "ABSENT",
@@ -191,6 +192,8 @@ __all__ = [
     "Record",
     "Recording",
     "Redistribute",
+    "RunComparison",
+    "RunDeviation",
     "RunInfo",
     "SegmentTable",
     "Severity",
@@ -213,6 +216,8 @@ __all__ = [
     "TensorRole",
     "TensorTypes",
     "TensorVerdict",
+    "ValueKind",
+    "ValueSample",
     "check_output",
     "compress_ranks",
     "count_ranks",

@@ -160,6 +160,8 @@ def _list_elsewhere(recording: Recording) -> Iterator[Spans]:
         yield from (memory.ranks for memory in program.rank_memory)
     for explanation in recording.explanations:
         yield from (collective.group for collective in explanation.collectives)
+    for comparison in recording.comparisons:
+        yield from (deviation.ranks for deviation in comparison.deviations)
 
 
 def _list_module_names(recording: Recording) -> Iterator[str | None]:
@@ -177,6 +179,9 @@ def _list_module_names(recording: Recording) -> Iterator[str | None]:
         yield from profile.allocations.modules if profile.allocations is not None else ()
     for parity in recording.parity:
         yield from (divergence.module for divergence in parity.divergences)
+    yield from (value.name for value in recording.values)
+    for comparison in recording.comparisons:
+        yield from (deviation.name for deviation in comparison.deviations)
     for types in recording.types:
         yield from (tensor.module for tensor in types.tensors)
 

@@ -400,6 +400,35 @@ _RULES = {
             "Tensors are less accurate than on the single device, by rounding only.",
         ),
     ),
+    "compare": (
+        (
+            "run-differs",
+            _WRONG,
+            "A tensor deviates between two runs by more than rounding explains, and what it is "
+            "computed from agrees.",
+        ),
+        (
+            "run-ranks-disagree",
+            _WRONG,
+            "Ranks of a run hold different copies of a tensor that should be the same on all of "
+            "them.",
+        ),
+        (
+            "run-inputs",
+            _WRONG,
+            "The model gets other inputs in one run than in the other, all ranks taken together.",
+        ),
+        (
+            "run-weights",
+            _WRONG,
+            "Parameters differ between two runs before the first step that both have sampled.",
+        ),
+        (
+            "run-setting",
+            _WRONG,
+            "A setting of the optimizer, such as the learning rate, differs between two runs.",
+        ),
+    ),
     "types": (
         (
             "types-unreduced-gradient",

@@ -185,8 +185,16 @@ def _list(types: Iterable[str]) -> str:
 
 
 # Fields whose records name their own ranks or mesh, and so may be of a smaller world.
-_OWN_WORLD_FIELDS = ("coverage", "parity", "types", "parallel", "diagnoses", "explanations")
-_WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts")
+_OWN_WORLD_FIELDS = (
+    "coverage",
+    "parity",
+    "types",
+    "parallel",
+    "diagnoses",
+    "explanations",
+    "comparisons",
+)
+_WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts", "values")
 
 
 def combine(recordings: Sequence[Recording]) -> Recording:
@@ -380,6 +388,8 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         parallel=tuple(dict.fromkeys(program for part in parts for program in part.parallel)),
         diagnoses=tuple(dict.fromkeys(diagnosis for part in parts for diagnosis in part.diagnoses)),
         explanations=tuple(explanation for part in parts for explanation in part.explanations),
+        values=tuple(value for part in parts for value in part.values),
+        comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
     )
 
 

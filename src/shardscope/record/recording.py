@@ -18,6 +18,7 @@ from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ran
 from shardscope.record.sharding_records import Coverage, TensorLayout
 from shardscope.record.tensor_types import InferredTypes
 from shardscope.record.text import escape_controls
+from shardscope.record.value_records import RunComparison, ValueSample
 
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
 FORMAT = "shardscope.recording"
@@ -284,6 +285,8 @@ _SINGULARS = {
     "layouts": "layout",
     "diagnoses": "diagnosis",
     "explanations": "explanation",
+    "values": "value",
+    "comparisons": "comparison",
 }
 
 
@@ -306,6 +309,8 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     parallel: tuple[Parallelization, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
     explanations: tuple[Explanation, ...] = ()
+    values: tuple[ValueSample, ...] = ()
+    comparisons: tuple[RunComparison, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

@@ -27,6 +27,7 @@ from shardscope.record.recording import (
 )
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 from shardscope.record.text import excerpt
+from shardscope.record.value_records import ValueSample
 
 # A stream with more damaged lines than this is not ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
@@ -65,6 +66,7 @@ def read_stream(data: bytes, name: str) -> Recording:
         gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(reader.run))),
         stops=reader.find_stops(_only_rank(reader.run)),
         spans=tuple(reader.spans),
+        values=tuple(reader.values),
     )
 
 
@@ -105,6 +107,7 @@ class _Reader:
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self.spans: list[Span] = []
+        self.values: list[ValueSample] = []
         self._open_spans = _OpenSpans()
         self._end: StreamEnd | None = None
         self._num_runs = 0
@@ -145,6 +148,8 @@ class _Reader:
         elif line.span is not None:
             self.spans.append(line.span)
             self._open_spans.end(line.span)
+        elif line.value is not None:
+            self.values.append(line.value)
         elif line.begin is not None:
             self._open_spans.begin(line.begin)
         elif line.run is not None and self._num_runs < _MAX_RUNS:
@@ -170,6 +175,10 @@ class _Reader:
         self.spans[:] = [
             replace(record, rank=new_rank) if record.rank == old_rank else record
             for record in self.spans
+        ]
+        self.values[:] = [
+            replace(record, rank=new_rank) if record.rank == old_rank else record
+            for record in self.values
         ]
         self.modules[:] = [
             replace(record, ranks=run.ranks) if record.ranks == old_run.ranks else record
@@ -239,6 +248,7 @@ class _Reader:
             self.findings,
             self.gaps,
             self.spans,
+            self.values,
         )
         return sum(len(records) for records in kinds)
 

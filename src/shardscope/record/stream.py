@@ -29,11 +29,12 @@ from shardscope.record.files import (
 from shardscope.record.profile_records import Span, SpanBegin
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
+from shardscope.record.value_records import ValueSample
 
 STREAM_FORMAT = "shardscope.stream"
 _MAX_WAIT_MS = 1_000  # for the reader of a pipe to make room
 
-StreamRecord = Group | Module | Collective | Finding | Gap | Span
+StreamRecord = Group | Module | Collective | Finding | Gap | Span | ValueSample
 
 
 class StreamHeader(Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gap: Gap | None = None
     begin: SpanBegin | None = None
     span: Span | None = None
+    value: ValueSample | None = None
     run: RunInfo | None = None  # instead of the header's: what came before is this rank's too
     end: StreamEnd | None = None
 
@@ -75,6 +77,7 @@ _KEYS: dict[type[StreamRecord], str] = {
     Finding: "finding",
     Gap: "gap",
     Span: "span",
+    ValueSample: "value",
 }
 
 

@@ -119,6 +119,9 @@ _PATHS = {
     "graph_collectives": "explanations.collectives",
     "stages": "explanations.stages",
     "guards": "explanations.guards",
+    "values": "values",
+    "comparisons": "comparisons",
+    "run_deviations": "comparisons.deviations",
 }
 # The columns of a record that the records inside it repeat, and their names there.
 _KEYS = {
@@ -134,6 +137,7 @@ _KEYS = {
     "parallel": {"program": "program"},
     "diagnoses": {"rank": "rank", "target": "target"},
     "explanations": {"rank": "rank", "target": "target"},
+    "comparisons": {"run_a": "run_a", "run_b": "run_b"},
     "explanations.graphs": {"index": "graph"},
 }
 

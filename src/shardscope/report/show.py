@@ -12,6 +12,7 @@ from shardscope.record.text import GuardedFile
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.runs.compare_runs import compare_values
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views
@@ -82,3 +83,25 @@ def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:
     """
     recordings = [read_recording(result, asked_by="diff") for result in (before, after)]
     return compare(*recordings, is_folded=is_folded)
+
+
+def compare_runs(
+    a: Any, b: Any, *, titles: tuple[str, str] = ("A", "B"), tolerance: float = 0.0
+) -> Recording:
+    """Compare the values that two runs sampled, as `shardscope compare` does.
+
+    The runs may have different layouts and numbers of ranks. The result is a recording, whose
+    findings name the first step, module and tensor that deviate by more than rounding explains.
+
+    Args:
+        a: A recording with values, of all ranks of a run, or a trace that was made with `values`.
+        b: The same of the other run.
+        titles: What the runs are called.
+        tolerance: A relative deviation that is accepted in any tensor.
+
+    Examples:
+        >>> result = compare_runs(load("one.json.gz"), merge([load("0.json"), load("1.json")]))
+        >>> show(result)
+    """
+    recordings = [read_recording(result, asked_by="compare_runs") for result in (a, b)]
+    return compare_values(*recordings, titles=titles, tolerance=tolerance)

@@ -45,12 +45,15 @@ from shardscope.record import (
     RankSpan,
     Recording,
     Redistribute,
+    RunComparison,
+    RunDeviation,
     Severity,
     Source,
     Stop,
     Suspect,
     TensorKind,
     TensorVerdict,
+    ValueKind,
 )
 from shardscope.report.compare.changes_text import judge_changes
 from shardscope.report.compare.compare_recordings import compare
@@ -220,7 +223,23 @@ SITE = BreakSite(source=LINE, num_events=2, reason="print")
 STOP = Stop(rank=1, error="RuntimeError: boom")
 W, F, S, C, U, OK = Judgement
 
+
 # Each rule: a recording that it applies to, its judgement, its name, and words of it.
+def compared_runs(**changes: Any) -> Recording:
+    deviation = RunDeviation(step=3, kind=ValueKind.SETTING, name="AdamW.lr")
+    comparison = RunComparison(
+        run_a="a.json",
+        run_b="b.json",
+        world_size_a=1,
+        world_size_b=2,
+        steps=(3,),
+        num_compared=9,
+        deviations=(deviation,) * changes.get("num_deviating", 0),
+        **changes,
+    )
+    return make_recording(comparisons=(comparison,), run=make_run(instruments=("compare",)))
+
+
 CASES = {
     "implicit gathers from 5% of the bytes": (
         traced({"cause": GATHER, "times": 9}, {"cause": IMPLICIT, "owner": "layers.3.moe"}),
@@ -313,6 +332,18 @@ CASES = {
     ),
     "tensors that agree": (compared(Agreement.CLOSE), (OK, "parity", "All 1 tensor agree")),
     "parity of nothing": (compared(), (U, "parity", "compared nothing")),
+    "runs that differ": (
+        compared_runs(num_deviating=1),
+        (W, "runs", "1 of 9 tensors deviate in 1 step, first in step 3: AdamW.lr, setting"),
+    ),
+    "runs that agree": (
+        compared_runs(num_equal=2),
+        (OK, "runs", "All 9 tensors agree within noise in 1 step, 2 of them bit for bit"),
+    ),
+    "runs that cannot be compared": (
+        compared_runs(incomparable="dropout"),
+        (U, "runs", "the rest cannot be compared: dropout"),
+    ),
     "a partitioned program that differs": (
         partitioned(Agreement.DIFFERS),
         (W, "parallel-program", "1 of 1 tensor of the partitioned Net differ"),

@@ -136,7 +136,7 @@ export function ExportMenu() {
         ))}
         <h2>Compare</h2>
         <div class="menu-row">
-          <span>with a report or recording, or drop it here</span>
+          <span title="you can also drop it onto the page">with a report or recording</span>
           <FileChoice />
         </div>
         <h2>Source lines</h2>

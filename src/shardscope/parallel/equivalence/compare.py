@@ -175,9 +175,30 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
                 nearest = comparison
     if nearest is not None:
         return _choose_wrong_shards(nearest, tensors)
+    flat = [_compare_full(case, full) for full in _join_flat(tensors, shape, case.sizes)]
+    if flat:
+        return min(flat, key=_error)
     odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
     fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _make_comparison(case, Agreement.RESHAPED, fact, odd)
+
+
+def _join_flat(
+    tensors: Sequence[torch.Tensor], shape: torch.Size, sizes: tuple[int, ...]
+) -> Iterator[list[torch.Tensor]]:
+    """Full tensors from shards of the flattened tensor, perhaps with padding at the end."""
+    if any(tensor.ndim != 1 for tensor in tensors) or not tensors[0].numel():
+        return
+    number, length = shape.numel(), tensors[0].numel()
+    if all(tensor.numel() == number for tensor in tensors):
+        yield [tensor.view(shape) for tensor in tensors]
+    for num_shards in range(2, len(tensors) + 1):
+        if not number <= num_shards * length < number + num_shards:
+            continue
+        for layout in shard_layouts(tensors, torch.Size([num_shards * length]), sizes):
+            joined = layout.join(tensors)
+            if joined is not None and all(full.numel() >= number for full in joined):
+                yield [full[:number].view(shape) for full in joined]
 
 
 def _choose_wrong_shards(

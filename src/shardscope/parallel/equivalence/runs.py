@@ -56,7 +56,7 @@ class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return arguments["input"].clone(), torch.ones_like(arguments["input"], dtype=torch.bool)
         if name == "bernoulli" and arguments.get("p") is None:
             return arguments["self"].clone()
-        if name == "randperm":
+        if name == "randperm" and arguments.get("generator") is None:  # its own is seeded: an order
             drawn = func(*args, **kwargs)
             assert isinstance(drawn, torch.Tensor)
             return drawn.copy_(torch.arange(len(drawn)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.ddp import read_buckets
+from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.declared import Declared
@@ -68,6 +71,7 @@ class StepResult:
     num_backwards: int = 0  # that reached an output of the model
     num_cleared: int = 0  # times that gradients were cleared before another backward
     is_bypassed: bool = False  # the module inside DistributedDataParallel was called without it
+    unhooked: frozenset[str] = frozenset()  # parameters inside it that it does not reduce
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     regions: dict[Key, Region] = field(default_factory=dict)
     snapshots: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -80,6 +84,8 @@ class StepResult:
     distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
     declared: dict[str | Key, Declared] = field(default_factory=dict)
     raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
+    inputs: list[torch.Tensor] = field(default_factory=list)  # of the model, as on this rank
+    input_source: Source | None = None  # the line that calls the model
     reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
 
@@ -296,12 +302,11 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs(run.index)
     backwards = _BackwardCounter([parameter for _, parameter in names.parameters(model)])
+    unhooked = _find_unhooked(model, names)
     returned: object = None
     with ExitStack() as stack:
         stack.callback(backwards.remove)
-        calls, evaluations = stack.enter_context(
-            _captured_outputs(model, names, backwards, recorder)
-        )
+        calls = stack.enter_context(_captured_outputs(model, names, backwards, recorder))
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
         wrapper_calls = stack.enter_context(_counted_calls(model, DistributedDataParallel))
@@ -332,11 +337,11 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     }
     outputs = {
         f"{call}{_SEPARATOR}{path}": tensor
-        for call, output in enumerate(calls)
+        for call, output in enumerate(calls.results)
         for path, tensor in named_tensors(output)
     } | {
         f"{call}{_SEPARATOR}{EVALUATION}{path}": tensor
-        for call, output in enumerate(evaluations)
+        for call, output in enumerate(calls.evaluations)
         for path, tensor in named_tensors(output)
     }
     full = gather_result(run.gather, outputs, gradients, buffers, training)
@@ -345,10 +350,13 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
-        num_calls=len(calls) + len(evaluations),
+        num_calls=len(calls.results) + len(calls.evaluations),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
-        is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls),
+        is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
+        inputs=calls.inputs,
+        input_source=calls.source,
+        unhooked=unhooked,
         local_squares=find_squares(gradients) if task.training is not None else {},
         distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
         raw_squares=find_squares(training.tables.get(RAW, {})),
@@ -359,6 +367,19 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
+
+
+def _find_unhooked(model: nn.Module, names: OriginalNames) -> frozenset[str]:
+    """The parameters that require a gradient, but not when their module was wrapped in DDP."""
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    hooked = {
+        id(parameter)
+        for wrapper in wrappers
+        for bucket in read_buckets(wrapper)
+        for parameter in bucket.parameters
+    }
+    inner = {id(p) for wrapper in wrappers for p in wrapper.parameters() if p.requires_grad}
+    return frozenset(n for n, p in names.parameters(model) if id(p) in inner - hooked)
 
 
 @contextmanager
@@ -497,13 +518,28 @@ class _BackwardCounter:
             if tensor.requires_grad:
                 tensor.register_hook(count)  # type: ignore[no-untyped-call]
 
-    def _accumulate(self, _: torch.Tensor) -> None:
-        self._has_gradients = True
+    def _accumulate(self, parameter: torch.Tensor) -> None:
+        # A hook of the program may have moved the gradient into its own buffer already.
+        self._has_gradients |= parameter.grad is not None
 
 
 def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
     """Whether no gradient is left, as after `zero_grad()`: all are None or zero."""
     return not any(gradient is not None and _local(gradient).any() for gradient in gradients)
+
+
+@final
+@dataclass(eq=False)
+class _Calls:
+    """What the model returns in each call, its inputs in all calls, and the line of the first.
+
+    What it returns without gradients, after an optimizer has stepped, is an evaluation.
+    """
+
+    results: list[object] = field(default_factory=list)
+    evaluations: list[object] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    source: Source | None = None
 
 
 @contextmanager
@@ -512,19 +548,20 @@ def _captured_outputs(
     names: OriginalNames,
     backwards: _BackwardCounter,
     recorder: TrainingRecorder | None,
-) -> Iterator[tuple[list[object], list[object]]]:
-    """Collect what the model returns in each call, also if the user's step does not return it.
+) -> Iterator[_Calls]:
+    """Collect what the model gets and returns in each call, also if the step does not return it.
 
-    The second list has those of evaluations after an optimizer has stepped. A step may call the
-    module inside a wrapper such as DDP; a call of the wrapper counts once.
+    A step may call the module inside a wrapper such as DDP; a call of the wrapper counts once.
     """
-    outputs: list[object] = []
-    evaluations: list[object] = []
+    outputs = _Calls()
     depth = 0
 
-    def enter(*_: object) -> None:
+    def enter(_: nn.Module, args: object, kwargs: object) -> None:
         nonlocal depth
         depth += 1
+        if depth == 1 and not is_in_backward():
+            outputs.inputs += [_local(t).clone() for _, t in named_tensors((args, kwargs))]
+            outputs.source = outputs.source or read_stack(sys._getframe(1)).source
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         nonlocal depth
@@ -532,16 +569,16 @@ def _captured_outputs(
         if not depth and not is_in_backward():  # backward calls a checkpointed model again
             is_updated = recorder is not None and recorder.is_updated
             is_evaluation = is_updated and not torch.is_grad_enabled()
-            (evaluations if is_evaluation else outputs).append(output)
+            (outputs.evaluations if is_evaluation else outputs.results).append(output)
             backwards.register(output)
 
     handles = []
     for name, module in names.modules(model):
         if not name:
-            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
     try:
-        yield outputs, evaluations
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()

@@ -147,6 +147,7 @@ class TrainingRecorder:
         self._unclipped: dict[str, torch.Tensor] = {}  # gradients when they were last read
         self._used: set[str] = set()  # parameters whose optimizer has used their gradients
         self._stepped: set[int] = set()  # ids of parameters
+        self._graded: dict[str, torch.Tensor] = {}  # parameters with a gradient when one stepped
         self._counters = dict(self._read_counters())
 
     @contextmanager
@@ -190,11 +191,8 @@ class TrainingRecorder:
             name for name, value in after.items() if self._counters.get(name, 0) != value
         )
         if self._stepped:
-            values.stale = frozenset(
-                name
-                for name, parameter in self._parameters().items()
-                if _gradient_of(parameter) is not None and id(parameter) not in self._stepped
-            )
+            graded = self._graded | self._find_graded()
+            values.stale = frozenset(n for n, p in graded.items() if id(p) not in self._stepped)
         self._begin()
         return values
 
@@ -240,6 +238,7 @@ class TrainingRecorder:
         if self._has_new_gradients:
             self._read_gradients()
         named = self._parameters()
+        self._graded |= self._find_graded()
         own = {id(parameter): name for name, parameter in reversed(named.items())}
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._use_gradients([name for name, parameter in named.items() if id(parameter) in ids])
@@ -294,6 +293,9 @@ class TrainingRecorder:
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         return {name: p for name, p in self._names.parameters(self._model) if not p.is_meta}
+
+    def _find_graded(self) -> dict[str, torch.Tensor]:
+        return {n: p for n, p in self._parameters().items() if _gradient_of(p) is not None}
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         pairs = ((name, _gradient_of(p)) for name, p in self._parameters().items())

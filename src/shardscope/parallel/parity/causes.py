@@ -85,7 +85,9 @@ def explain(
         find_ratio_of_each_row,
         find_shuffled_values,
     )
-    return next(itertools.chain.from_iterable(find(evidence) for find in finders), unknown)
+    layouts = (first,) if evidence is first else (first, evidence)
+    causes = (find(tried) for find in finders for tried in layouts)
+    return next(itertools.chain.from_iterable(causes), unknown)
 
 
 def _other_layouts(comparison: TensorComparison) -> Iterator[Sequence[torch.Tensor]]:

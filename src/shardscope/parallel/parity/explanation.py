@@ -128,7 +128,7 @@ def suggest_remedy(cause: Explanation, kind: OriginKind) -> str:
     """The remedy in a sentence or two; `kind` is the tensor that differs first."""
     if cause.remedy:
         return cause.remedy
-    over = " and ".join(cause.axes) or "the axis"
+    over = " and ".join(cause.axes) or "that axis"
     match cause.suspect:
         case Suspect.MISSING_REDUCTION:
             return _suggest_reduction(cause, kind, over)

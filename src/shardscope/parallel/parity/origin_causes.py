@@ -11,16 +11,17 @@ import torch
 
 from shardscope.parallel.equivalence import TensorComparison
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.evidence import sharding_axes
+from shardscope.parallel.parity.evidence import list_sizes, sharding_axes
 from shardscope.parallel.parity.explanation import UNKNOWN, Explanation
 from shardscope.parallel.parity.first_op import WrongOp
+from shardscope.parallel.parity.input_causes import explain_inputs
 from shardscope.parallel.parity.reduction_causes import (
     explain_mixed,
     explain_parts,
     explain_wrong_group,
 )
 from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
-from shardscope.parallel.parity.slice_causes import explain_fused
+from shardscope.parallel.parity.slice_causes import explain_fused, explain_repeated_samples
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 # Causes that apply to weights, which are loaded and not computed.
@@ -120,20 +121,30 @@ class OriginExplainer:
         if all(is_drawn):  # random values may resemble any cause
             return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
+        is_of_model = origin.kind is OriginKind.INPUT and origin.module is None
         weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
         if weights.describe():
             return weights
         causes = (
             self._explain_own_shard(origin),
+            self._explain_attached_loss(origin),
             self.explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
+            self._explain_inputs(origin),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
+            explain_inputs(origin.comparison, self._result) if is_of_model else UNKNOWN,
         )
         known = next((cause for cause in causes if cause.suspect is not Suspect.UNKNOWN), None)
         known = known or next((cause for cause in causes if cause.remedy), None)
         if known is None and any(is_drawn):
             return draw
         return known or next((cause for cause in causes if cause.describe()), UNKNOWN)
+
+    @staticmethod
+    def _explain_inputs(origin: Origin) -> Explanation:
+        """The cause of wrong inputs of the model, which come from the program's data."""
+        is_of_model = origin.kind is OriginKind.INPUT and origin.module is None
+        return (explain_repeated_samples(origin.comparison) if is_of_model else None) or UNKNOWN
 
     def _explain_own_shard(self, origin: Origin) -> Explanation:
         """The cause of a gradient that comes only from each rank's own shard of the output."""
@@ -149,6 +160,32 @@ class OriginExplainer:
             "sum",
             remedy=f"Sum it over {over} in backward: the backward of an all-gather is a "
             "reduce-scatter, and a ring has to pass gradients on as it passes values.",
+        )
+
+    def _explain_attached_loss(self, origin: Origin) -> Explanation:
+        """The cause of a gradient that contains too much, or too little, of an inner loss's."""
+        factor = origin.attached_factor
+        if factor is None:
+            return UNKNOWN
+        number = max(factor, 1 / factor) if factor else 0.0
+        what = [
+            f"the size of {' and '.join(names)}"
+            for names, size in list_sizes(self._axes)
+            if math.isclose(number, size, rel_tol=1e-2)
+        ]
+        if self._result.num_calls > 1 and math.isclose(
+            number, self._result.num_calls, rel_tol=1e-2
+        ):
+            what.append("the number of micro-batches")
+        also = f", and {number:.0f} is {' and '.join(what)}" if what else ""
+        return Explanation(
+            Suspect.SCALED,
+            f"the gradient of a loss that starts inside `{origin.module}`, such as one that "
+            f"balances experts, is {factor:.4g} times what it should be{also}",
+            ratio=factor,
+            remedy="Scale that loss as the loss of the model: by the number of micro-batches, by "
+            "the tokens of a micro-batch and not of a sequence or a rank, and for each axis "
+            "according to whether gradients are summed or averaged over it.",
         )
 
     def _explain_weights(self, module: str) -> Explanation:

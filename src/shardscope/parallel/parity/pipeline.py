@@ -36,6 +36,13 @@ from shardscope.parallel.equivalence import (
     run_fp64,
     run_task,
 )
+from shardscope.parallel.parity.attached_loss import find_attached_factor
+from shardscope.parallel.parity.backward_probe import (
+    BackwardProbe,
+    Contributions,
+    list_contributions,
+    sum_contributions,
+)
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.collectives import take_collectives
 from shardscope.parallel.parity.explanation import list_names
@@ -43,7 +50,6 @@ from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import find_origins, find_output_layout
 from shardscope.parallel.parity.probe import (
     OUTSIDE,
-    BackwardProbe,
     ModuleProbe,
     OpProbe,
     ProbePoint,
@@ -327,6 +333,10 @@ class _Session:
             self._test_own_shard(origin, runs, ranks, index, is_deterministic=is_deterministic)
             for origin in origins
         ]
+        origins = [
+            self._test_attached_loss(origin, index, is_deterministic=is_deterministic)
+            for origin in origins
+        ]
         del recorded, runs, ranks
         op = self._find_op(origins, index, is_deterministic=is_deterministic)
         return replace(
@@ -340,19 +350,29 @@ class _Session:
 
     def _find_contributions(
         self, parity_result: ParityResult, origins: Sequence[Origin]
-    ) -> list[dict[str, torch.Tensor]]:
-        """What each micro-batch adds to the single device's gradients, if outputs agree."""
+    ) -> Contributions:
+        """What each micro-batch adds to gradients, if outputs agree: on the single device, or,
+        if that computes all samples at once, on the ranks together.
+        """
         wrong = _wrong(parity_result.comparisons)
         has_wrong_gradients = any(result.case.kind is TensorKind.GRADIENT for result in wrong)
         is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
-        num_backwards = parity_result.reference.num_backwards
-        if is_forward or not has_wrong_gradients or not 1 < num_backwards <= _MAX_BACKWARDS:
+        if is_forward or not has_wrong_gradients:
             return []
-        probe = BackwardProbe()
-        probed = ProbedStep(probe, parity_result.index)
-        version = self._version
-        run_task(version.model, version.task, Variant(is_fp64=self.has_exact), probed=probed)
-        return probe.contributions
+        version, variant = self._version, Variant(is_fp64=self.has_exact)
+        if 1 < parity_result.reference.num_backwards <= _MAX_BACKWARDS:
+            probe = BackwardProbe()
+            probed = ProbedStep(probe, parity_result.index)
+            run_task(version.model, version.task, variant, probed=probed)
+            return list_contributions(probe.snapshots)
+        if not 1 < max(rank.num_backwards for rank in parity_result.ranks) <= _MAX_BACKWARDS:
+            return []
+        spec = ProbeSpec(renamed=self._renamed, step=parity_result.index, is_backward=True)
+        try:
+            ranks = version.run(variant, spec)
+        except (RankError, CollectiveError):  # they ran before, and their verdicts stand
+            return []
+        return sum_contributions([steps[parity_result.index] for steps in ranks])
 
     def _test_own_shard(
         self,
@@ -416,6 +436,18 @@ class _Session:
                 )
                 return replace(origin, own_shard=replace(output_layout, dims=dims))
         return origin
+
+    def _test_attached_loss(self, origin: Origin, step: int, *, is_deterministic: bool) -> Origin:
+        """Test whether a gradient is off by a multiple of that of a loss inside the module."""
+        if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
+            return origin
+        variant = Variant(self.has_exact, is_deterministic=is_deterministic)
+
+        def run_single(probe: ModuleProbe) -> None:
+            version = self._version
+            run_task(version.model, version.task, variant, probed=ProbedStep(probe, step))
+
+        return replace(origin, attached_factor=find_attached_factor(origin, run_single))
 
     def _find_op(
         self, origins: Sequence[Origin], step: int, *, is_deterministic: bool
@@ -536,10 +568,18 @@ class _Session:
             for result in comparisons
             if self._is_incomparable(result, runs.reference, resolved)
         ]
-        if odd:
+        states = [result for result in odd if result.case.kind is TensorKind.STATE]
+        others = [result for result in odd if result.case.kind is not TensorKind.STATE]
+        if states:
+            fact = (
+                "not compared where the optimizers of the ranks hold other tensors, such as main "
+            )
+            fact += f"parameters: {list_names([result.case.name for result in states])}"
+            self._report("the optimizer's state", fact)
+        if others:
             fact = "only in the original, or changed by every call, and not compared: "
             self._report(
-                "parameters and buffers", fact + list_names([result.case.name for result in odd])
+                "parameters and buffers", fact + list_names([result.case.name for result in others])
             )
         return [
             result
@@ -557,9 +597,12 @@ class _Session:
     ) -> bool:
         """Whether a difference is no evidence of an error.
 
-        A parameter may now be computed from others, as in a reparametrization; and a buffer
-        that every call changes differs if the ranks call the model more or less often.
+        A parameter may now be computed from others, as in a reparametrization; a buffer that
+        every call changes differs if the ranks call the model more or less often; and optimizers
+        may hold main parameters, which updated parameters show to be right or wrong.
         """
+        if result.case.kind is TensorKind.STATE:
+            return result.verdict.agreement is Agreement.MISSING
         if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in TOLERABLE:
             return any(rank.num_calls != reference.num_calls for rank in ranks)
         if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in TOLERABLE:

@@ -39,6 +39,7 @@ from shardscope.parallel.equivalence import (
     named_tensors,
     read_declared,
 )
+from shardscope.parallel.parity.backward_probe import BackwardProbe
 from shardscope.record import Phase, Source
 
 _SEPARATOR = "\0"  # in no name
@@ -503,68 +504,6 @@ class OpProbe:
 
 
 @final
-class BackwardProbe:
-    """Records what each backward pass of a step adds to the gradients, by parameter."""
-
-    def __init__(self) -> None:
-        self.snapshots: dict[str, torch.Tensor] = {}  # unused
-        self.declared: dict[str, Declared] = {}  # unused
-        self.sources: dict[str, Source] = {}  # unused
-        self.numbers: dict[str, dict[str, float]] = {}  # unused
-        self.contributions: list[dict[str, torch.Tensor]] = []
-        self._totals: dict[str, torch.Tensor] = {}
-        self._parameters: dict[str, torch.Tensor] = {}
-
-    @contextmanager
-    def attached(self, model: nn.Module, names: OriginalNames) -> Iterator[None]:
-        """Record until the context ends."""
-        self._parameters = dict(names.parameters(model))
-        with watch_training(self):
-            yield
-        self._parameters = {}
-
-    def before_backward(self, _: object) -> None:
-        """Note the gradients that are there already, which the program may have changed."""
-        if not is_in_backward():
-            self._totals = self._read()
-
-    def after_backward(self) -> None:
-        """Note what backward has added."""
-        if not is_in_backward():
-            self.contributions.append(
-                {
-                    name: gradient - self._totals[name] if name in self._totals else gradient
-                    for name, gradient in self._read().items()
-                }
-            )
-
-    def _read(self) -> dict[str, torch.Tensor]:
-        return {
-            name: parameter.grad.detach().double().cpu().clone()
-            for name, parameter in self._parameters.items()
-            if parameter.grad is not None
-        }
-
-    def before_clipping(self) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-    def clip(self, _: object) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-    def before_optimizer(self, _: object) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-    def after_optimizer(self, _: object) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-    def read(self, _: object, __: object) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-    def after_collective(self, kind: str, inputs: object, outputs: object) -> None:
-        """Unused: gradients are read when backward has ended."""
-
-
-@final
 class _OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True  # torch would refuse to run them
 
@@ -597,15 +536,17 @@ def _is_data_movement(func: OpOverload) -> bool:
 class ProbeSpec:
     """What a rank records, in a form that can be sent to another process.
 
-    Every module, or, with `ops_in`, every op in the code of that module, or `OUTSIDE` of all.
-    `renamed` maps a rank to the original's names of its modules that have other names. With
-    `is_local`, DTensors are not gathered: every tensor of the result is what the rank has of it.
-    With `is_trained_only`, calls of modules without gradients are left out.
+    Every module; with `ops_in`, every op in the code of that module, or `OUTSIDE` of all; or,
+    with `is_backward`, what each backward pass adds to the gradients. `renamed` maps a rank to
+    the original's names of its modules that have other names. With `is_local`, DTensors are not
+    gathered: every tensor of the result is what the rank has of it. With `is_trained_only`, calls
+    of modules without gradients are left out.
     """
 
     ops_in: str | None = None
     renamed: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     step: int = 0
+    is_backward: bool = False
     is_local: bool = False
     is_trained_only: bool = False
 
@@ -616,4 +557,4 @@ class ProbeSpec:
             if self.ops_in is None
             else OpProbe(self.ops_in)
         )
-        return ProbedStep(probe, self.step)
+        return ProbedStep(BackwardProbe() if self.is_backward else probe, self.step)

@@ -22,6 +22,7 @@ from shardscope.parallel.parity.explanation import (
     suggest_remedy,
 )
 from shardscope.parallel.parity.first_op import WrongOp
+from shardscope.parallel.parity.input_causes import is_passed
 from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import (
@@ -211,14 +212,8 @@ class _Problems:
         """The problem that `num_known` of the wrong gradients have in common."""
         facts = ["Outputs agree."]
         is_missing = cause.suspect is Suspect.MISSING_REDUCTION
-        if is_missing and any(rank.is_bypassed for rank in self._result.ranks):
-            clause = "the step calls the module inside DistributedDataParallel, and not the wrapper"
-            cause = dataclasses.replace(
-                cause,
-                suspect=Suspect.LOST_HOOK,
-                clause=f"{clause}, so that the hooks that reduce gradients do not run",
-                remedy="Call the wrapped model: ddp(batch), not ddp.module(batch).",
-            )
+        names = [result.case.name for result in wrong]
+        cause = self._find_lost_hook(cause, names)
         is_all = num_known == len(wrong)
         count = f"{num_known} of {len(wrong)} gradients"
         if is_missing and cause.axes:
@@ -231,7 +226,7 @@ class _Problems:
             facts += [f"{which} differ in the same way.", cause.to_sentence("each")]
         remedies = [suggest_remedy(cause, OriginKind.LOSS)]
         num_calls = self._find_num_calls(cause)
-        if num_calls is not None and cause.axes:
+        if num_calls is not None and cause.suspect is Suspect.DOUBLE_REDUCTION:
             facts.append(f"{num_calls} is also the number of micro-batches.")
             remedies.append(f"Or {_DIVIDE_LOSS}.")
         elif num_calls is not None:
@@ -248,6 +243,25 @@ class _Problems:
             phase=Phase.BACKWARD,
             op=self._op_outside.name if self._op_outside else "",
             source=self._find_reduction(wrong if subject == "all gradients" else []),
+        )
+
+    def _find_lost_hook(self, cause: Explanation, names: Sequence[str]) -> Explanation:
+        """The cause of gradients of these names; one that says more if DDP has lost its hooks."""
+        if cause.suspect is not Suspect.MISSING_REDUCTION:
+            return cause
+        unhooked = frozenset().union(*(rank.unhooked for rank in self._result.ranks))
+        if any(rank.is_bypassed for rank in self._result.ranks):
+            clause = "the step calls the module inside DistributedDataParallel, and not the "
+            clause += "wrapper, so that the hooks that reduce gradients do not run"
+            remedy = "Call the wrapped model: ddp(batch), not ddp.module(batch)."
+        elif unhooked.issuperset(names):
+            clause = "DistributedDataParallel has no hooks that reduce them: these parameters "
+            clause += "have replaced others since the model was wrapped, or were frozen then"
+            remedy = "Wrap the model after its parameters have been loaded, moved or unfrozen."
+        else:
+            return cause
+        return dataclasses.replace(
+            cause, suspect=Suspect.LOST_HOOK, clause=clause, predicate="", remedy=remedy
         )
 
     @property
@@ -355,6 +369,7 @@ class _Problems:
         first = origins[0]
         cause, verdict = self._causes.explain(first.comparison), first.comparison.verdict
         names = [origin.comparison.case.name for origin in origins]
+        cause = self._find_lost_hook(cause, names)
         modules = list(dict.fromkeys(origin.module or "" for origin in origins))
         module = _find_common_module(modules)
         if module is None or self._is_partly_wrong(module, names):
@@ -414,6 +429,8 @@ class _Problems:
     def _describe(self, origin: Origin) -> Problem:
         is_first = bool(self._result.origins) and origin is self._result.origins[0]
         op = self._result.op if is_first else None
+        if is_passed(origin, self._result):
+            origin, op = dataclasses.replace(origin, module=None, path=""), None
         cause = self._causes.explain_origin(origin, op, self._wrong)
         # A caller may reduce the partial sums. If another cause explains its output, then it
         # does reduce them.
@@ -455,6 +472,9 @@ class _Problems:
             source = self._result.find_collective(origin.comparison, origin.phase) or source
         if source is not None:
             return source
+        if origin.kind is OriginKind.INPUT and origin.module is None:
+            sources = (rank.input_source for rank in self._result.ranks)
+            return next((source for source in sources if source is not None), None)
         is_loss = origin.kind is OriginKind.LOSS
         return self._result.find_source(TensorKind.LOSS, "loss") if is_loss else None
 
@@ -496,9 +516,11 @@ class _Problems:
             is_plain = cause.suspect is Suspect.UNKNOWN
             detail = make_sentence(verdict.detail) if is_plain else cause.to_sentence()
             agreement = verdict.agreement.replace("_", " ")
+            is_gradient = verdict.kind is TensorKind.GRADIENT and len(names) > 1
+            modules = [name.rpartition(".")[0] for name in names] if is_gradient else [""]
             yield Problem(
                 cause,
-                names[0],
+                _find_common_module(modules) or names[0],
                 f"{what}{list_names(names)}: {agreement}. {detail}".strip(),
                 suggest_remedy(cause, OriginKind.LOSS),
                 names=tuple(result.case.name for result in group),

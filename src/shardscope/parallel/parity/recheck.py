@@ -191,30 +191,31 @@ def accept_own_values(
     """Accept values of each step that may rightly differ between ranks.
 
     These are the outputs of pipeline stages without the last modules and, if the model is trained
-    as on the single device, a loss or a count of a rank's own shard, the loss of a micro-batch with
-    another scale, and samples in the order in which ranks took them. Numbers that a program reads
-    to compute with, and that are neither a loss nor a norm, belong to how it computes. Gradients
-    may be reduced elsewhere than in `.grad`, as by an optimizer of shards, if all updates agree.
+    as on the single device until then, a loss or a count of a rank's own shard, the loss of a
+    micro-batch with another scale, and samples in the order in which ranks took them. Numbers that
+    a program reads to compute with, and that are neither a loss nor a norm, belong to how it
+    computes. Gradients may be reduced elsewhere than in `.grad`, as by an optimizer of shards, if
+    all updates agree.
     """
     if _are_updates_right(steps):
         steps = [[_accept_own_part(result, axes) for result in step] for step in steps]
-    of_training = [
-        result
-        for step in steps
-        for result in step
-        if result.case.kind in _OF_TRAINING and not _is_scalar_state(result)
-    ]
-    is_right = any(result.case.kind is TensorKind.GRADIENT for result in of_training) and all(
-        result.verdict.agreement in TOLERABLE for result in of_training
-    )
-    decided = []
+    decided, is_right, has_gradients = [], True, False
     for step, reference in zip(steps, references, strict=True):
+        of_training = [
+            result
+            for result in step
+            if result.case.kind in _OF_TRAINING and not _is_scalar_state(result)
+        ]
+        has_gradients |= any(result.case.kind is TensorKind.GRADIENT for result in of_training)
+        # A step that is wrong makes those after it wrong, and not those before it.
+        is_right &= all(result.verdict.agreement in TOLERABLE for result in of_training)
+        is_trained = is_right and has_gradients
         logged = reference.find_logged()
         accepted = (
-            _accept_reading(_accept_stage(result, stages), logged, is_right=is_right)
+            _accept_reading(_accept_stage(result, stages), logged, is_right=is_trained)
             for result in step
         )
-        decided.append([_accept(result, axes, is_right=is_right) for result in accepted])
+        decided.append([_accept(result, axes, is_right=is_trained) for result in accepted])
     return decided
 
 

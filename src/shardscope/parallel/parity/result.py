@@ -54,6 +54,7 @@ class Origin:
     ] = ()  # of the module on the single device, if its output differs
     outer: Origin | None = None  # the output of its caller, if that differs too
     own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
+    attached_factor: float | None = None  # of the gradient of a loss that starts in the module
 
     @property
     def phase(self) -> Phase:
@@ -98,7 +99,7 @@ class ParityResult:
     steps: Sequence[list[TensorComparison]] = ()  # the comparisons of each step
     is_training: bool = False  # the steps are training steps
     previous: StepResult | None = None  # the single device's step before that
-    # What each backward pass of the single device adds to the gradients, if there are several.
+    # What each backward pass adds to the gradients, of the single device or of all ranks together.
     contributions: Sequence[Mapping[str, torch.Tensor]] = ()
     collectives: Collectives = ()  # of ranks that are threads
 

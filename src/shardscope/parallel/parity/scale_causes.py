@@ -110,7 +110,19 @@ def find_ratio_of_each_row(evidence: Evidence) -> Iterator[Explanation]:
         factors.append(ratios[is_used])
     known = torch.cat(factors)
     least, largest = float(known.min()), float(known.max())
-    if len(known) > 1 and largest - least > _MIN_SPREAD:
+    present = known[known.abs() > _MIN_SPREAD]
+    num_zero = len(known) - len(present)
+    if num_zero and len(present) and float(present.max() - present.min()) <= _MIN_SPREAD:
+        num_rows = len(known) // len(factors)
+        yield Explanation(
+            Suspect.STALE,
+            predicate=f"is zero in {num_zero // len(factors):,} of {num_rows:,} rows, such as "
+            f"tokens, and {float(present.median()):.4g} times what it should be in the others",
+            remedy="Look for what leaves these rows out on the ranks: a mask, labels, padding or a "
+            "capacity that each rank applies to its own part by itself, where the single device "
+            "has all of the sequence or batch.",
+        )
+    elif len(known) > 1 and largest - least > _MIN_SPREAD:
         distinct = len({round(float(value), 4) for value in known})
         yield Explanation(
             Suspect.SCALED,
@@ -318,7 +330,11 @@ def explain_contributions(
     known = [
         result
         for result in gradients
-        if result.full and all(result.case.name in part for part in parts)
+        if result.full
+        and all(
+            result.case.name in part and part[result.case.name].shape == result.full[0].shape
+            for part in parts
+        )
     ]
     if len(parts) < 2 or not known:
         return None
@@ -328,7 +344,10 @@ def explain_contributions(
     weights = torch.linalg.lstsq(matrix, values.unsqueeze(1), driver="gelsd").solution.flatten()
     targets = torch.cat([target_in_fp64(r.case).flatten() for r in known])
     right = torch.linalg.lstsq(matrix, targets.unsqueeze(1), driver="gelsd").solution.flatten()
-    rest = float((matrix @ weights - values).norm() / values.norm().clamp_min(1e-300))
+    rest = max(
+        float((matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300))
+        for factors, wanted in ((weights, values), (right, targets))
+    )
     factors = [float(a / b) for a, b in zip(weights, right, strict=True)]
     if rest > _MAX_REST or max(factors) - min(factors) < _MIN_SPREAD:
         return None

@@ -7,13 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from shardscope.numerics import NoiseFloor, find_rms
 from shardscope.parallel.equivalence import Layout, Order, TensorComparison, ranks_along
-from shardscope.parallel.parity.evidence import MAX_ELEMENTS, Evidence
+from shardscope.parallel.parity.evidence import (
+    MAX_ELEMENTS,
+    Evidence,
+    shards_in_fp64,
+    target_in_fp64,
+)
 from shardscope.parallel.parity.explanation import Explanation
 from shardscope.record import Suspect
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
+_MAX_SAMPLES = 4096  # that are compared with each other
 
 
 def find_slices(evidence: Evidence) -> Iterator[Explanation]:
@@ -41,6 +48,35 @@ def find_slices(evidence: Evidence) -> Iterator[Explanation]:
                 f"{position} should be: a rank of {name} has another rank's shard",
                 (name,),
             )
+
+
+def explain_repeated_samples(comparison: TensorComparison) -> Explanation | None:
+    """Recognize inputs of which several ranks have the same samples, while others are on none."""
+    case, dim = comparison.case, comparison.case.batch_dim
+    target, shards = target_in_fp64(case), shards_in_fp64(case)
+    if target.ndim < 2 or target.ndim <= dim or not 1 < target.shape[dim] <= _MAX_SAMPLES:
+        return None
+    wanted = target.movedim(dim, 0).flatten(1)
+    counts = torch.zeros(len(wanted))
+    for shard in shards:
+        rows = shard.movedim(dim, 0).flatten(1) if shard.ndim == target.ndim else shard[None]
+        if rows.shape[1:] != wanted.shape[1:] or not len(rows):
+            return None
+        nearest = torch.cdist(rows, wanted).argmin(1)
+        limit = case.floor or NoiseFloor(0.0, 0.0, find_rms(target), 0.0, 1.0)
+        if not limit.covers(rows, wanted[nearest]):
+            return None
+        counts += nearest.bincount(minlength=len(wanted))
+    num_missing = int((counts == 0).sum())
+    num_repeated = int((counts > counts.mean()).sum())
+    if int(counts.sum()) % len(wanted) or not num_missing or not num_repeated:
+        return None
+    return Explanation(
+        Suspect.WRONG_SLICE,
+        f"of {len(wanted)} samples {num_missing} are on no rank, and {num_repeated} are repeated",
+        remedy="Divide one order of the samples over the ranks: shuffle with the same seed on all "
+        "of them, and give each rank the part of its own rank, as DistributedSampler does.",
+    )
 
 
 def find_slices_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:

@@ -48,6 +48,8 @@ class TrainingProblems:
 
     def find(self) -> Iterator[Problem]:
         """The first of these that differs: the norm, clipping, settings, the optimizer, numbers."""
+        counts = {rank.training.num_optimizer_steps for rank in self._result.ranks}
+        updated = self._list(TensorKind.UPDATED)
         finders = (
             (TensorKind.NORM, self._describe_norm),
             (TensorKind.CLIPPED, self._describe_clipping),
@@ -57,6 +59,8 @@ class TrainingProblems:
         )
         for kind, describe in finders:
             wrong = self._list(kind)
+            if wrong and kind is TensorKind.CLIPPED and len(counts) > 1 and updated:
+                describe = self._describe_optimizer  # some ranks skip it, and what precedes it
             if wrong:
                 yield describe(wrong)
                 return
@@ -159,33 +163,37 @@ class TrainingProblems:
         return Explanation(Suspect.CLIPPING, clause, remedy=remedy)
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
-        facts = []
+        clauses = []
         ratio = None
+        is_common = True
         for result in wrong:
             single = _target(result).tolist()
-            ranks = result.full[0].tolist() if result.full else single
-            index = next(
-                (i for i, (a, b) in enumerate(zip(single, ranks, strict=True)) if a != b), 0
+            ranks = [full.tolist() for full in result.full] or [single]
+            index = next(i for i in range(len(single)) if any(r[i] != single[i] for r in ranks))
+            values = [rank[index] for rank in ranks]
+            is_common = is_common and len(set(values)) == 1
+            clauses.append(
+                f"{result.case.name} is {_list_by_rank(values)} and {single[index]:.6g} on the "
+                "single device"
             )
-            facts.append(
-                f"{result.case.name} is {ranks[index]:.6g} on the ranks and {single[index]:.6g} on "
-                "the single device"
-            )
-            ratio = ranks[index] / single[index] if single[index] else ratio
-        clause = "; ".join(facts)
+            ratio = values[0] / single[index] if single[index] else ratio
+        clause = "; ".join(clauses)
         sizes = [
             " and ".join(names)
             for names, size in list_sizes(self._axes)
-            if ratio in (size, 1 / size)
+            if ratio in (size, 1 / size) and is_common
         ]
         if sizes:
             clause += f", a factor of the size of {sizes[0]}"
         cause = Explanation(Suspect.SCALED, clause, ratio=ratio)
+        if not is_common:
+            cause = Explanation(Suspect.OUT_OF_SYNC, clause)
         return Problem(
             cause,
             "the optimizer's settings",
             f"Gradients agree. In the optimizer {clause}.",
-            "Make the optimizer, and step its scheduler, with the same settings and equally often.",
+            "Make the optimizer, and step its scheduler, with the same settings and equally often "
+            "on every rank.",
             phase=Phase.OPTIMIZER,
             names=tuple(result.case.name for result in wrong),
         )
@@ -235,19 +243,25 @@ class TrainingProblems:
             )
         counts = [rank.training.num_optimizer_steps for rank in ranks]
         single_count = reference.training.num_optimizer_steps
-        skipping = [rank for rank, count in enumerate(counts) if count < single_count]
-        if skipping:
-            listed = ", ".join(map(str, skipping))
-            is_all = len(skipping) == len(ranks)
-            who = "the ranks step" if is_all else f"rank {listed} steps"
+        if len(set(counts)) > 1 or counts[0] < single_count:
+            listed = _list_by_rank(counts)
             return Explanation(
                 Suspect.STALE,
-                f"{who} the optimizer {counts[skipping[0]]} times and the single device "
-                f"{single_count} times",
+                "the number of times that the optimizer steps is "
+                f"{listed} and {single_count} on the single device",
                 remedy="Decide on all ranks alike whether the optimizer steps: reduce the flag, "
                 "such as that a gradient is not finite, over all ranks first.",
             )
-        return self._explain_unchanged(updated) or explain(updated[0], self._axes)
+        cause = self._explain_unchanged(updated) or explain(updated[0], self._axes)
+        disagrees = updated[0].verdict.agreement is Agreement.RANKS_DISAGREE
+        if cause.suspect is Suspect.UNKNOWN and disagrees:
+            return replace(
+                cause,
+                suspect=Suspect.OUT_OF_SYNC,
+                remedy="Look for code that changes it on some ranks only, such as on rank 0, or "
+                "from what a rank alone sees, and run it on all ranks alike.",
+            )
+        return cause
 
     def _explain_unchanged(self, updated: Sequence[TensorComparison]) -> Explanation | None:
         """Which ranks leave parameters as they were that the single device changes."""
@@ -505,6 +519,14 @@ def _values_of(comparison: TensorComparison, index: int = 0) -> list[float]:
     """A number of a tensor, by default the first, on each rank."""
     tensors = (tensor for tensor in comparison.case.ranks if tensor is not None)
     return [float(tensor.detach().double().reshape(-1)[index]) for tensor in tensors]
+
+
+def _list_by_rank(values: Sequence[float]) -> str:
+    """The values of the ranks, by rank if they differ."""
+    if len(set(values)) == 1:
+        return f"{values[0]:.6g} on the ranks"
+    listed = [f"{value:.6g} on rank {rank}" for rank, value in enumerate(values[:4])]
+    return ", ".join([*listed, *(["…"] if len(values) > 4 else [])])
 
 
 def _list_values(values: Sequence[float]) -> str:

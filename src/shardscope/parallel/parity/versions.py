@@ -208,28 +208,35 @@ class Gatherer:
 
     def __call__(self, named: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         dtensors = {name: tensor for name, tensor in named.items() if isinstance(tensor, DTensor)}
-        first: dict[int, Key] = {}  # the first name of each tensor object
-        firsts = {name: first.setdefault(id(tensor), name) for name, tensor in dtensors.items()}
-        firsts_by_rank: list[dict[Key, Key]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(firsts_by_rank, firsts, group=self._group)
-        common = set(dtensors).intersection(*firsts_by_rank)
+        # Each name with the first name of the same tensor: tied tensors stay tied. An entry that
+        # clipping left as it was on some ranks only is tied to no other.
+        ties_by_rank: list[dict[Key, Key]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(ties_by_rank, _tie_keys(dtensors), group=self._group)
+        common = set(dtensors).intersection(*ties_by_rank)
         full: dict[Key, torch.Tensor] = {}
         regions: dict[Key, Region] = {}
         with quiet_collectives(), unwatched(), torch.no_grad():
-            for name, same in firsts_by_rank[0].items():
-                # Tied tensors stay tied, where they are on all ranks.
-                is_tied = same in full and all(names.get(name) == same for names in firsts_by_rank)
-                if name in common:
-                    full[name] = full[same] if is_tied else _make_full(dtensors[name])
-            for name in common:
+            for name in ties_by_rank[0]:
+                if name not in common:
+                    continue
+                firsts = {ties[name] for ties in ties_by_rank}
+                first = firsts.pop() if len(firsts) == 1 else name
+                full[name] = full[first] if first in full else _make_full(dtensors[name])
                 region = _find_region(dtensors[name], full[name])
                 if region is not None:
                     regions[name] = region
         self.regions.append(regions)
+        known = {id(dtensors[name]): tensor for name, tensor in full.items()}
         return {
-            name: full[name] if name in full else _to_local(tensor)
+            name: full[name] if name in full else known.get(id(tensor), _to_local(tensor))
             for name, tensor in named.items()
         }
+
+
+def _tie_keys(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, Key]:
+    """For each key the first key with the same tensor."""
+    first: dict[int, Key] = {}
+    return {key: first.setdefault(id(tensor), key) for key, tensor in tensors.items()}
 
 
 @final

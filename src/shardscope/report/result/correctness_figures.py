@@ -18,6 +18,7 @@ from shardscope.record import (
     OpCoverage,
     Parallelization,
     Recording,
+    RunDeviation,
     TensorTypes,
     TensorVerdict,
     compress_ranks,
@@ -31,12 +32,14 @@ from shardscope.report.result.figures import (
     BreakFigures,
     CompilerFigures,
     CoverageFigures,
+    DeviationFigures,
     DiagnosisFigures,
     DivergenceFigures,
     FallbackFigures,
     ParallelFigures,
     ParityFigures,
     RecompileFigures,
+    RunFigures,
     SkipFigures,
     SuspectFigures,
     TensorFigures,
@@ -48,6 +51,7 @@ from shardscope.report.text.compiler import fold_explanations
 from shardscope.report.text.correctness import summarize_parity, summarize_proof
 from shardscope.report.text.heading import name_mesh
 from shardscope.report.text.op_coverage import list_blockers, summarize_level
+from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.tensor_types import count_undecided, group_tensors, name_group
 
 _MAX_MODULES = 3
@@ -67,6 +71,43 @@ def read_parity(recording: Recording) -> tuple[ParityFigures, ...]:
             different=_read_different(parity.tensors, TOLERABLE),
         )
         for parity in recording.parity
+    )
+
+
+def read_runs(recording: Recording) -> tuple[RunFigures, ...]:
+    """Read each comparison of two runs."""
+    return tuple(
+        RunFigures(
+            run_a=comparison.run_a,
+            run_b=comparison.run_b,
+            verdict=summarize_comparison(comparison),
+            num_compared=comparison.num_compared,
+            num_equal=comparison.num_equal,
+            num_deviating=comparison.num_deviating,
+            deviations=tuple(map(_read_run_deviation, comparison.deviations)),
+            agreed=comparison.agreed,
+        )
+        for comparison in recording.comparisons
+    )
+
+
+def _read_run_deviation(deviation: RunDeviation) -> DeviationFigures:
+    return DeviationFigures(
+        step=deviation.step,
+        kind=str(deviation.kind),
+        name=f"{deviation.name}[{deviation.path}]" if deviation.path else deviation.name,
+        call=deviation.call,
+        norm_a=deviation.norm_a,
+        norm_b=deviation.norm_b,
+        sum_a=deviation.sum_a,
+        sum_b=deviation.sum_b,
+        deviation=deviation.deviation,
+        limit=deviation.limit,
+        ratio=deviation.ratio,
+        detail=deviation.detail,
+        ranks=format_ranks(deviation.ranks) if deviation.ranks else "",
+        disagreeing_run=deviation.disagreeing_run,
+        suspect=deviation.suspect,
     )
 
 

@@ -189,6 +189,42 @@ class ParityFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     different: tuple[TensorFigures, ...] = ()
 
 
+class DeviationFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor that deviates between two runs, A and B; norms are of the full tensor.
+
+    `ranks` of the run `disagreeing_run` have another copy than the other ranks.
+    """
+
+    step: int
+    kind: str
+    name: str
+    call: int = 0
+    norm_a: float | None = None
+    norm_b: float | None = None
+    sum_a: float | None = None
+    sum_b: float | None = None
+    deviation: float | None = None
+    limit: float | None = None
+    ratio: float | None = None
+    detail: str = ""
+    ranks: str = ""
+    disagreeing_run: str = ""
+    suspect: str = ""
+
+
+class RunFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The comparison of two runs by sampled values; `deviations` are in the order of execution."""
+
+    run_a: str
+    run_b: str
+    verdict: str
+    num_compared: int
+    num_equal: int
+    num_deviating: int
+    deviations: tuple[DeviationFigures, ...] = ()
+    agreed: tuple[str, ...] = ()
+
+
 class FallbackFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An op of a parallel program that cannot run on its sharded inputs."""
 
@@ -437,6 +473,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharding: ShardingFigures | None = None
     layouts: tuple[LayoutFigures, ...] = ()
     parity: tuple[ParityFigures, ...] = ()
+    runs: tuple[RunFigures, ...] = ()
     types: tuple[TypesFigures, ...] = ()
     parallel: tuple[ParallelFigures, ...] = ()
     coverage: tuple[CoverageFigures, ...] = ()

@@ -36,6 +36,7 @@ from shardscope.report.result.correctness_figures import (
     read_diagnoses,
     read_parallel,
     read_parity,
+    read_runs,
     read_types,
 )
 from shardscope.report.result.figures import (
@@ -75,6 +76,7 @@ def read_figures(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) ->
         sharding=_read_sharding(recording),
         layouts=tuple(map(_read_layout, recording.layouts)),
         parity=read_parity(recording),
+        runs=read_runs(recording),
         types=read_types(recording),
         parallel=read_parallel(recording),
         coverage=read_coverage(recording),

@@ -26,6 +26,7 @@ from shardscope.record import (
     Parallelization,
     Parity,
     Recording,
+    RunComparison,
     Severity,
     Source,
 )
@@ -34,6 +35,7 @@ from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.text.compiler import fold_explanations, name_condition
 from shardscope.report.text.memory_profile import describe_room, find_worst, most_bytes
+from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.style import format_share
 
 TIGHT = 0.9  # share of the device's memory
@@ -246,6 +248,8 @@ def judge_results(recording: Recording) -> Iterator[Concern]:
     for parity in recording.parity:
         yield _judge_parity(parity, recording.findings)
     yield from map(_judge_program, recording.parallel)
+    for comparison in recording.comparisons:
+        yield _judge_comparison(comparison, recording.findings)
     for diagnosis in recording.diagnoses:
         facts = (item for item in recording.findings if item.fact == diagnosis.fact)
         finding = next(facts, None)
@@ -305,6 +309,23 @@ def _judge_parity(parity: Parity, findings: Sequence[Finding]) -> Concern:
         module=(first.module or None) if first else None,
         source=first.source if first else cause.source if cause else None,
         remedy=first.remedy if first else cause.remedy if cause else "",
+    )
+
+
+def _judge_comparison(comparison: RunComparison, findings: Sequence[Finding]) -> Concern:
+    judgement = Judgement.FINE
+    if comparison.deviations:
+        judgement = Judgement.WRONG
+    elif comparison.incomparable or not comparison.num_compared:
+        judgement = Judgement.UNKNOWN
+    first = next(iter(findings), None) if comparison.deviations else None
+    return Concern(
+        judgement=judgement,
+        rule="runs",
+        fact=summarize_comparison(comparison).rstrip("."),
+        reason="",
+        view="proof",
+        remedy=first.remedy if first else "",
     )
 
 

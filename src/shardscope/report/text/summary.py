@@ -32,6 +32,7 @@ from shardscope.report.text.memory_profile import render_memory
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems
+from shardscope.report.text.run_comparison import render_comparisons
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_text, make_title
@@ -155,6 +156,8 @@ def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[Rende
         yield from render_parallel(recording, is_folded=is_folded)
     if recording.parity:
         yield from render_parity(recording, is_folded=is_folded)
+    if recording.comparisons:
+        yield from render_comparisons(recording)
     if recording.types:
         yield from render_types(recording, is_folded=is_folded)
     if recording.diagnoses:

@@ -185,7 +185,7 @@ _JUDGED = {
     "skipped-frame",
     "recompiles",
 }
-_JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose")
+_JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose", "compare")
 _VIEWS = {"audit": "sharding", "trace": "communication", "explain": "compiler"}
 
 

@@ -40,6 +40,7 @@ from shardscope.report.text.memory_profile import (
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import describe_no_gaps, render_problems
+from shardscope.report.text.run_comparison import render_comparisons
 from shardscope.report.text.shard_drawings import render_drawings, render_layout
 from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_text, make_title
@@ -256,6 +257,7 @@ class Views:
         yield from render_parity(self._recording, is_folded=self._is_folded)
         yield from render_types(self._recording, is_folded=self._is_folded)
         yield from render_parallel(self._recording, is_folded=self._is_folded)
+        yield from render_comparisons(self._recording)
 
 
 def _read_local_bytes(node: ModuleNode) -> int | None:

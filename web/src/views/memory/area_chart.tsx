@@ -10,8 +10,9 @@ import { hideTip, showTip } from "../../parts/tooltip";
 import { formatBytes } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { moduleName } from "../../store/modules";
-import { findEvent, type Instants } from "./allocations";
+import { findEvent, type Instants, sumGroups } from "./allocations";
 import { readChoice, setInstants } from "./instants";
+import { makeAllocationFilter } from "./selected_curve";
 import { findSample, stackKinds, sumAt, usedKinds } from "./stacked_series";
 
 const HEIGHT = 340;
@@ -76,9 +77,11 @@ export function AreaChart({ curve, instants, isPart }: Props) {
   const dragStart = useRef<{ x: number; order: number } | null>(null);
   const frame = useMemo(() => makeFrame(curve, Math.max(width, 200)), [curve, width]);
   const layers = useMemo(() => stackKinds(curve), [curve]);
-  const showSample = (next: number, clientX: number, clientY: number): void => {
+  const showInstant = (order: number, clientX: number, clientY: number): void => {
+    const next = findSample(curve.order, order);
     setSample(next);
-    showTip(<SampleTip curve={curve} sample={next} />, clientX, clientY);
+    const bytes = readBytes(curve, order, isPart);
+    showTip(<InstantTip curve={curve} sample={next} bytes={bytes} />, clientX, clientY);
   };
   const handleLeave = (): void => {
     setSample(-1);
@@ -95,7 +98,7 @@ export function AreaChart({ curve, instants, isPart }: Props) {
   };
   const handlePointerMove = (event: PointerEvent): void => {
     const order = orderAt(event);
-    showSample(findSample(curve.order, order), event.clientX, event.clientY);
+    showInstant(order, event.clientX, event.clientY);
     const start = dragStart.current;
     if (start && Math.abs(event.clientX - start.x) >= MIN_DRAG) {
       setInstants(order, start.order, { isReplacing: true });
@@ -125,7 +128,7 @@ export function AreaChart({ curve, instants, isPart }: Props) {
     event.preventDefault();
     setInstants(next, from, { isReplacing: true });
     const bounds = (event.currentTarget as Element).getBoundingClientRect();
-    showSample(findSample(curve.order, next), bounds.left + frame.x(next), bounds.top + TOP);
+    showInstant(next, bounds.left + frame.x(next), bounds.top + TOP);
   };
   const current = findSample(curve.order, instants.at);
   return (
@@ -314,12 +317,31 @@ function Device({ curve, frame }: { curve: MemoryCurve; frame: Frame }) {
   );
 }
 
-function SampleTip({ curve, sample }: { curve: MemoryCurve; sample: number }) {
+/** Bytes of each kind at an instant; a sample is of the highest in its interval. */
+function readBytes(curve: MemoryCurve, order: number, isPart: boolean): readonly number[] {
+  const { allocations } = curve;
+  if (!allocations) {
+    const sample = findSample(curve.order, order);
+    return curve.num_bytes.map((column) => column[sample] ?? 0);
+  }
+  const isShown = isPart ? makeAllocationFilter(allocations) : undefined;
+  const [sums] = sumGroups(allocations, { at: order, from: null }, () => 0, isShown);
+  return curve.kinds.map((_, kind) => sums?.bytesByKind[kind] ?? 0);
+}
+
+interface TipProps {
+  readonly curve: MemoryCurve;
+  readonly sample: number;
+  readonly bytes: readonly number[]; // of each kind
+}
+
+function InstantTip({ curve, sample, bytes }: TipProps) {
+  const total = bytes.reduce((sum, numBytes) => sum + numBytes, 0);
   const phase = curve.phases.find((range) => sample >= range.first && sample <= range.last)?.phase;
   return (
     <>
       <div class="tooltip-title">
-        {formatBytes(sumAt(curve, sample))} {phase && <span class="dim">in {phase}</span>}
+        {formatBytes(total)} {phase && <span class="dim">in {phase}</span>}
       </div>
       {curve.module[sample]! >= 0 && (
         <div class="dim mono">{moduleName(curve.module[sample]!)}</div>
@@ -327,14 +349,14 @@ function SampleTip({ curve, sample }: { curve: MemoryCurve; sample: number }) {
       <dl>
         {usedKinds(curve)
           .reverse()
-          .filter((kind) => curve.num_bytes[kind]![sample])
+          .filter((kind) => bytes[kind])
           .map((kind) => (
             <>
               <dt>
                 <span class="swatch" style={{ background: seriesColor(kind) }} />
                 {curve.kinds[kind]!.replaceAll("_", " ")}
               </dt>
-              <dd>{formatBytes(curve.num_bytes[kind]![sample]!)}</dd>
+              <dd>{formatBytes(bytes[kind]!)}</dd>
             </>
           ))}
       </dl>
