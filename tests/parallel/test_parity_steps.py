@@ -402,7 +402,7 @@ def train_on(samples):
 @pytest.mark.parametrize(
     ("rank_of", "epoch_of", "rule", "fact"),
     [
-        (lambda _: 0, lambda epoch: epoch, "wrong-slice", "get the same 2 of 4 samples"),
+        (lambda _: 0, lambda epoch: epoch, "wrong-slice", "Of 4 samples 2 are on no rank"),
         (lambda rank: rank, lambda _: 0, "stale", "get the samples of the step before again"),
         (lambda rank: rank, lambda epoch: 2 * epoch, "unknown", "differs already"),
     ],
