@@ -785,6 +785,61 @@ def test_an_argument_that_is_computed_from_a_shard_is_named() -> None:
     assert_divergence(recording, "block.attention", Suspect.SCALED, fact)
 
 
+def test_a_fused_kernel_without_the_scale_of_the_ops_it_replaces_is_named() -> None:
+    class Mixing(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v
+
+    class Fused(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(q, k, v)
+
+    class Scaled(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixing: nn.Module = Mixing()
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (
+                layer(x).unflatten(-1, (-1, DIM // NUM_HEADS)).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+            return self.o(self.mixing(q, k, v).transpose(1, 2).flatten(2))
+
+    def parallelize(model: GPT, mesh: Any) -> None:
+        model.block.attention.mixing = Fused()
+        tensor_parallel(model, mesh)
+
+    model = make_model()
+    model.block.attention = Scaled()
+    recording = check(parallelize, {"tp": 2}, model=model)
+    fact = "Its argument scale is not given on the ranks and 0.3 on the single device."
+    assert_divergence(recording, "block.attention.mixing", Suspect.SCALED, fact)
+
+
+def test_scores_that_are_not_normalised_have_rows_with_different_factors() -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.is_normalised = nn.Linear(DIM, 8), True
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.gate(x).softmax(-1).topk(2).values
+            return scores / scores.sum(-1, keepdim=True) if self.is_normalised else scores
+
+    def parallelize(model: nn.Sequential, mesh: Any) -> nn.Module:
+        model[0].is_normalised = False
+        return DistributedDataParallel(model)
+
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Scores(), nn.Linear(2, DIM)), torch.randn(64, DIM)
+    recording = check(
+        parallelize, {"dp": 2}, model=model, inputs=inputs, loss=Tensor.sum, batch_axes="dp"
+    )
+    assert [(f.rule, f.subject) for f in recording.findings] == [("parity-scaled", "0")]
+    assert "rows that are multiplied by different factors" in recording.findings[0].fact
+
+
 class Mixture(nn.Module):
     """Each token goes to one expert; ranks have a part of the experts, or also of the tokens."""
 

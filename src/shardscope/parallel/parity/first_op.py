@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import final
@@ -74,8 +74,17 @@ def find_first_wrong_op(
         changed = _find_changed(runs.reference, ranks[0], single_op_number, rank_op_number)
         op = _make_op(ranks[0], rank_op_number, inputs=inputs, outputs=outputs, changed=changed)
         return replace(op, communicated=tuple(communicated.get(single_op_number, ())))
-    for tag, single_start, _, rank_start, _ in matcher.get_opcodes():
+    for tag, single_start, single_end, rank_start, rank_end in matcher.get_opcodes():
         if tag == "replace":
+            constant = _find_lost_constant(
+                runs.reference,
+                ranks[0],
+                {number for _, number in single_ops[single_start:single_end]},
+                {number for _, number in rank_ops[rank_start:rank_end]},
+            )
+            if constant is not None:
+                rank_op_number, changed_argument = constant
+                return _make_op(ranks[0], rank_op_number, changed=[changed_argument])
             single_op_number, rank_op_number = single_ops[single_start][1], rank_ops[rank_start][1]
             _, outputs = _compare_ops(runs, ranks, mesh, {rank_op_number: single_op_number}).get(
                 single_op_number, ([], [])
@@ -122,6 +131,37 @@ def _find_changed(
         for name, value in rank_numbers.items()
         if name in single_numbers and not _is_same_number(value, single_numbers[name])
     ]
+
+
+def _find_lost_constant(
+    single: StepResult, rank: StepResult, single_ops: Collection[int], rank_ops: Collection[int]
+) -> tuple[int, tuple[str, float, float]] | None:
+    """The op that lacks the only constant that ops have lost which ranks replace by others.
+
+    Such as a fused kernel that is called without the scale that the ops it replaces multiply by.
+    """
+
+    def choose(step_result: StepResult, ops: Collection[int]) -> dict[tuple[int, str], float]:
+        return {
+            (number, name): value
+            for key, named in step_result.numbers.items()
+            if (number := ProbePoint.decode(key).call) in ops
+            for name, value in named.items()
+        }
+
+    of_single, of_rank = choose(single, single_ops), choose(rank, rank_ops)
+    lost = {
+        value
+        for value in of_single.values()
+        if math.isfinite(value)
+        and value not in (0.0, 1.0)
+        and not any(_is_same_number(value, known) for known in of_rank.values())
+    }
+    scales = {key: value for key, value in of_rank.items() if "scale" in key[1]}
+    if len(lost) != 1 or len(scales) != 1:
+        return None
+    [((number, name), value)] = scales.items()
+    return number, (name, lost.pop(), value)
 
 
 def _is_same_number(value: float, reference: float) -> bool:
