@@ -24,6 +24,7 @@ from benchmarks.silent.correct_layouts import (
     ShardedTensorParallel,
     TensorParallel,
 )
+from benchmarks.silent.correct_parallel_scripts import PARALLEL_SCRIPTS
 from benchmarks.silent.correct_pipelines import Pipeline
 from benchmarks.silent.correct_scripts import SCRIPTS, Script
 from benchmarks.silent.correct_steps import (
@@ -373,4 +374,5 @@ def list_programs() -> Iterator[Program]:
 PROGRAMS: dict[str, Program | Script] = {
     **{program.name: program for program in list_programs()},
     **SCRIPTS,
+    **PARALLEL_SCRIPTS,
 }
