@@ -176,3 +176,34 @@ def test_samples_that_ranks_shuffle_differently_are_found(is_right):
     [finding] = recording.findings
     assert (finding.subject, finding.rule) == ("the inputs of the model", "parity-wrong-slice")
     assert "are on no rank" in finding.fact
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_gradients_that_a_rank_counts_in_no_norm_and_does_not_clip_are_named(is_right):
+    def make_step(clips):
+        def step(model, batch, optimizer):
+            Attached.scale = 1.0
+            model(batch).square().mean().backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            for index, parameter in enumerate(model.parameters()):
+                parameter.grad.mul_(0.1 / norm if clips(index) else 1.0)
+            optimizer.step()
+            model.zero_grad()
+
+        return step
+
+    recording = parity(
+        make_model(),
+        {"tp": 2},
+        parallelize=lambda model, mesh: model,
+        inputs=X,
+        train_step=make_step(lambda index: True),
+        parallel_train_step=make_step(lambda index: is_right or dist.get_rank() == 0 or index > 0),
+        optimizer=make_optimizer,
+    )
+    if is_right:
+        assert recording.findings == ()
+        return
+    [finding] = recording.findings
+    assert (finding.subject, finding.rule) == ("gradient clipping", "parity-clipping")
+    assert "Rank 1 does not clip 0.weight." in finding.fact

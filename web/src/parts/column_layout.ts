@@ -9,6 +9,7 @@ const WIDE_REM = 0.08; // more for each of the first, as a short text may be all
 const MAX_WIDE = 16;
 const MARK_REM = 3; // of a badge or a number beside a text
 const TITLE_LETTER_REM = 0.55; // width of a letter of a title
+const SORT_MARK_REM = 0.5;
 const PADDING_REM = 1.8;
 const MAX_LETTERS = 90; // of a column whose texts are never cut off
 const NARROW_REM = 25.2; // width of a table on a narrow screen
@@ -83,7 +84,7 @@ function narrowFigure({ width }: Column): number {
 }
 
 function fitTitle(column: Column): Column {
-  const fitting = TITLE_LETTER_REM * column.title.length + PADDING_REM;
+  const fitting = TITLE_LETTER_REM * column.title.length + PADDING_REM + SORT_MARK_REM;
   return column.width < fitting ? { ...column, width: fitting } : column;
 }
 

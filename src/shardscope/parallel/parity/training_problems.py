@@ -133,7 +133,12 @@ class TrainingProblems:
         known = [factor for factor in factors if factor is not None]
         remedy = "Clip with one norm and one limit on all ranks."
         if single is None or len(known) < len(factors):
-            return Explanation(Suspect.CLIPPING, "", remedy=remedy)
+            clause = "" if single is None else self._list_unclipped(single)
+            if clause:
+                remedy = (
+                    "Clip all gradients on every rank, also those that others count in the norm."
+                )
+            return Explanation(Suspect.CLIPPING, clause, remedy=remedy)
         unclipped = [
             rank for rank, factor in enumerate(known) if math.isclose(factor, 1, rel_tol=1e-6)
         ]
@@ -161,6 +166,22 @@ class TrainingProblems:
             clause = f"rank {listed} does not clip them, and the others do"
             remedy = "Decide whether to clip on all ranks alike, from a norm that all ranks share."
         return Explanation(Suspect.CLIPPING, clause, remedy=remedy)
+
+    def _list_unclipped(self, single: float) -> str:
+        """A clause that names the gradients that ranks do not clip, and where; empty if none."""
+        ranks_of: dict[tuple[str, ...], list[int]] = {}
+        for rank, result in enumerate(self._result.ranks):
+            names = tuple(
+                name
+                for name, square in result.local_squares.items()
+                if square and math.isclose(result.clipped_squares.get(name, 0.0), square)
+            )
+            if names and not math.isclose(single, 1, rel_tol=1e-6):
+                ranks_of.setdefault(names, []).append(rank)
+        return "; ".join(
+            f"rank {', '.join(map(str, ranks))} does not clip {list_names(names)}"
+            for names, ranks in ranks_of.items()
+        )
 
     def _describe_settings(self, wrong: Sequence[TensorComparison]) -> Problem:
         clauses = []

@@ -223,7 +223,7 @@ function makeColumns(communication: Communication, example = communication.calls
     bytes("output", "Output", "bytes of the rank's output", calls.output_bytes),
     facet(
       "dtype",
-      text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
+      text("dtype", "Dtype", 7, (row) => dtypes[calls.dtype[row]!]!),
     ),
     text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
     ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),

@@ -52,7 +52,13 @@ function makeColumns(tensors: VerdictTable): Column[] {
   const hasAny = (texts: readonly string[]): boolean => texts.some((text) => text !== "");
   return [
     { id: "name", title: "Tensor", width: 13, grow: 3, value: (row) => name[row]! },
-    { id: "kind", title: "Kind", width: 7, value: (row) => kind[row]!.replaceAll("_", " ") },
+    {
+      id: "kind",
+      title: "Kind",
+      width: 7,
+      isNeverCut: true,
+      value: (row) => kind[row]!.replaceAll("_", " "),
+    },
     {
       id: "agreement",
       title: "Verdict",
@@ -90,7 +96,10 @@ function makeColumns(tensors: VerdictTable): Column[] {
 function Verdict({ tensors, row }: { tensors: VerdictTable; row: number }) {
   return (
     <div class="stack">
-      <code class="wrap">{tensors.name[row]}</code>
+      <p>
+        <code class="wrap">{tensors.name[row]}</code>{" "}
+        <span class="dim">{tensors.kind[row]!.replaceAll("_", " ")}</span>
+      </p>
       {tensors.module[row]! >= 0 && (
         <p>
           of <ModuleLink module={tensors.module[row]!} />

@@ -23,7 +23,7 @@ export function makeColumns(parameters: Parameters): Column[] {
   const columns: (Column | false)[] = [
     {
       ...text("name", "Name", 16, parameters.name),
-      grow: 4,
+      isNeverCut: true,
       cell: (row) => (
         <span class="clip mono" title={parameters.name[row]}>
           <Highlight text={parameters.name[row]!} />
@@ -42,7 +42,7 @@ export function makeColumns(parameters: Parameters): Column[] {
       ...text("local", "On a rank", 7, parameters.local_shape, "the shape that one rank holds"),
       isNeverCut: true,
     },
-    text("dtype", "Dtype", 5.5, parameters.dtype),
+    { ...text("dtype", "Dtype", 5.5, parameters.dtype), isNeverCut: true },
     {
       id: "bytes",
       title: "Bytes",
@@ -63,7 +63,7 @@ export function makeColumns(parameters: Parameters): Column[] {
     },
     hasAny(parameters.rule) && {
       ...text("rule", "Rule", 9, parameters.rule, "of the plan that placed it"),
-      grow: 2,
+      isNeverCut: true,
     },
     hasAny(parameters.fsdp_group) && {
       ...text("fsdp", "FSDP group", 8, parameters.fsdp_group, "the module that gathers it"),
