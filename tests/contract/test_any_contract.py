@@ -15,7 +15,8 @@ from shardscope.record import CollectiveKind, Phase, Severity
 
 NAMES = (*HOSTILE_NAMES[:9], "layers.*", "", '"quo\'ted"', "back\\slash", "#", "[x]", "64MiB", "8")
 SIZES = (0, 1, 1024, 2**20, 2**40 + 1, 2**63 - 1)
-TOTALS = [figure for figure in Figure if figure not in (*COMM_FIGURES, Figure.FINDINGS)]
+_OTHERS = (*COMM_FIGURES, Figure.FINDINGS, Figure.TYPES)
+TOTALS = [figure for figure in Figure if figure not in _OTHERS]
 
 
 def make_contract(random: Random) -> Contract:
@@ -27,6 +28,10 @@ def make_contract(random: Random) -> Contract:
             for severity in some(Severity, random)
         ),
         *(Limit(figure=Figure.FINDINGS, rule=name or "-", most=2) for name in some(NAMES, random)),
+        *(
+            Limit(figure=Figure.TYPES, tensor=f"{name} output", types="tp: S(0) / S(0)")
+            for name in some(NAMES, random)
+        ),
         Limit(figure=Figure.COUNT, causes=(CauseKind.UNASKED,), most=4),
     ]
     for _ in range(random.randrange(4)):

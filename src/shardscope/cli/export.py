@@ -33,6 +33,7 @@ from shardscope.report.export.memory_snapshot import (
     render_memory_snapshots,
 )
 from shardscope.report.export.perfetto import render_perfetto_chunks
+from shardscope.report.export.spmd_types import render_spmd_types
 from shardscope.report.export.tensorboard import render_tensorboard
 
 
@@ -122,6 +123,7 @@ _ENDINGS = {
     "markdown": ".md",
     "sarif": ".sarif",
     "gitlab": ".codequality.json",
+    "spmd-types": ".spmd_types.py",
 }
 _MAX_STEP = 2**63 - 1
 
@@ -190,7 +192,8 @@ def command(
     formats sarif and gitlab (a code quality report) are the findings, for code scanning in CI. The
     format memory-snapshot is, for each rank, what torch.cuda.memory._dump_snapshot writes: all
     allocations of the step, for https://pytorch.org/memory_viz. The formats parquet and json are
-    recordings again, which every command reads.
+    recordings again, which every command reads. The format spmd-types is a Python module that
+    asserts the types which `shardscope types` inferred, with the package spmd_types.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
@@ -200,6 +203,10 @@ def command(
     add_recording(recording, [file])
     _warn_of_gaps(recording)
     _warn_if_empty(recording, form, table or "collectives")
+    if form == "spmd-types" and not recording.types:
+        raise OutputError(
+            f"'{file}' has no inferred types to export. Export a recording of `shardscope types`."
+        )
     if form == "chakra":
         write_chakra(recording, target, force=force)
     elif form in ("sarif", "gitlab"):
@@ -223,6 +230,7 @@ def _choose_renderer(
         "csv": partial(render_table, name=table or "collectives"),
         "json": encode_pieces,
         "parquet": lambda recording: iter([encode_parquet(recording)]),
+        "spmd-types": render_spmd_types,
     }
     return renderers[form]
 

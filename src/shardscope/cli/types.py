@@ -9,7 +9,7 @@ import click
 
 from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
-from shardscope.cli.destination import Destination
+from shardscope.cli.destination import Destination, save_file
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.parity import explain_failures
 from shardscope.cli.shared_options import (
@@ -32,7 +32,8 @@ from shardscope.cli.target import (
 from shardscope.cli.verb import Verb
 from shardscope.errors import TargetError
 from shardscope.parallel.inferred_types import infer_types
-from shardscope.record import Recording
+from shardscope.record import Recording, check_output
+from shardscope.report.export.spmd_types import render_spmd_types
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program
@@ -44,6 +45,7 @@ __frames__ = "outermost"  # our callers are not the user's program
     examples=[
         "shardscope types train.py --mesh tp=2",
         "shardscope types train.py --mesh dp=2,tp=2 --batch-axis dp --no-fold",
+        "shardscope types train.py --mesh tp=2 --assertions train_types.py",
     ],
     fails_if="A type contradicts how the tensor is used, or, with --strict, there is a gap, such "
     "as a tensor whose values do not decide.",
@@ -59,6 +61,12 @@ __frames__ = "outermost"  # our callers are not the user's program
     show_default=True,
     help="Sets of weights and inputs that a type must hold for; the first is the model's own.",
 )
+@click.option(
+    "--assertions",
+    metavar="OUT",
+    show_default="none",
+    help="Also save a Python module that asserts the types with the package spmd_types.",
+)
 @seed_option
 @no_fold_option
 @output_option
@@ -72,6 +80,7 @@ def command(
     batch_axes: tuple[str, ...],
     batch_dim: int,
     runs: int,
+    assertions: str | None,
     seed: int,
     no_fold: bool,
     output: str | None,
@@ -92,10 +101,14 @@ def command(
     """
     axes = parse_mesh(mesh)
     destination = Destination(name_target(target), output, force=force)
+    if assertions is not None:
+        check_output(assertions, force=force)
     recording = _infer(
         target, axes, batch_axes=batch_axes, batch_dim=batch_dim, num_runs=runs, seed=seed
     )
     destination.finish(recording, render_summary(recording, is_folded=not no_fold))
+    if assertions is not None:
+        save_file(render_spmd_types(recording), assertions, force=force)
     ctx.exit(exit_code(recording, is_strict=strict))
 
 

@@ -25,6 +25,7 @@ from shardscope.contract.limits import (
     Limit,
     Violation,
 )
+from shardscope.contract.tensor_types import check_types
 from shardscope.contract.totals import Total, measure_total
 from shardscope.contract.violation_text import describe_bound, describe_limit, describe_value
 from shardscope.record import Recording, Source, compress_ranks
@@ -179,12 +180,20 @@ def check(contract: Contract, *recordings: Recording) -> tuple[Violation, ...]:
     return tuple(
         violation
         for limit in contract.limits
-        for violation in (
-            _check_comm(limit, sources)
-            if limit.is_on_comm
-            else _check_total(limit, measure_total(limit, recordings))
-        )
+        for violation in _check_limit(limit, recordings, sources)
     )
+
+
+def _check_limit(
+    limit: Limit,
+    recordings: Sequence[Recording],
+    sources: Iterable[tuple[Traffic, EvidenceFinder]],
+) -> Iterator[Violation]:
+    if limit.figure is Figure.TYPES:
+        return check_types(limit, recordings)
+    if limit.is_on_comm:
+        return _check_comm(limit, sources)
+    return _check_total(limit, measure_total(limit, recordings))
 
 
 def _check_total(limit: Limit, totals: Sequence[Total]) -> Iterator[Violation]:

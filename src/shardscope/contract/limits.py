@@ -30,6 +30,7 @@ class Figure(StrEnum):
     FALLBACKS = "fallbacks"
     GAPS = "gaps"
     FINDINGS = "findings"
+    TYPES = "types"  # inferred, of one tensor; in the contract they are text
     COUNT = "count"
     BYTES = "bytes"  # input of a rank
     WIRE_BYTES = "wire_bytes"
@@ -87,6 +88,8 @@ class Limit(Record, frozen=True, kw_only=True):
     causes: tuple[CauseKind, ...] = ()
     severity: Severity | None = None
     rule: str = ""
+    tensor: str = ""
+    types: str = ""
 
     def __post_init__(self) -> None:
         fact = self._find_problem()
@@ -115,6 +118,9 @@ class Limit(Record, frozen=True, kw_only=True):
         return self.least is not None and self.least == self.most
 
     def _find_problem(self) -> str:
+        if self.figure is Figure.TYPES:
+            is_complete = self.tensor and self.types and self.least is None and self.most is None
+            return "" if is_complete else "needs a tensor and its types, and takes no number"
         if self.least is None and self.most is None:
             return "has neither a minimum nor a maximum. Give it one of them"
         bounds = [bound for bound in (self.least, self.most) if bound is not None]
@@ -149,7 +155,7 @@ def is_in_table(limit: Limit) -> bool:
 
 def _key(limit: Limit) -> tuple[str, str, str]:
     name = "unasked" if limit.is_on_comm else str(limit.figure)
-    return name, str(limit.severity), limit.rule
+    return name, str(limit.severity), limit.rule or limit.tensor
 
 
 def _order(limit: Limit) -> tuple[int, bool, int]:
@@ -174,9 +180,11 @@ _SIDES: Final[tuple[tuple[str, Side], ...]] = (("", "exact"), ("min_", "least"),
 UNASKED = "unasked"
 ANY = "any"
 CEILINGS = {
-    str(figure): figure for figure in Figure if figure not in (*COMM_FIGURES, Figure.FINDINGS)
+    str(figure): figure
+    for figure in Figure
+    if figure not in (*COMM_FIGURES, Figure.FINDINGS, Figure.TYPES)
 }
-CONTRACT_KEYS = (*CEILINGS, UNASKED, "findings", "comm")
+CONTRACT_KEYS = (*CEILINGS, UNASKED, "findings", "types", "comm")
 FINDING_KEYS = (ANY, *map(str, Severity), "rules")
 BOUNDS = {
     f"{prefix}{figure}": Bound(figure, side) for figure in COMM_FIGURES for prefix, side in _SIDES
@@ -198,6 +206,7 @@ class BreachKind(StrEnum):
     TOO_MUCH = "too much"
     TOO_LITTLE = "too little"
     NOTHING_FITS = "nothing fits"  # it names a module or an axis that the recording does not have
+    OTHER_TYPE = "another type"
     NOT_MEASURED = "not measured"  # no recording measured it, or records were lost
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
@@ -34,6 +34,7 @@ from shardscope.contract.limits import (
     Selector,
     is_in_table,
 )
+from shardscope.contract.tensor_types import find_tensors, list_type_limits, name_types
 from shardscope.contract.toml_reader import (
     TomlLocation,
     has_limits,
@@ -92,7 +93,7 @@ def record_contract(
             "`shardscope show` lists what was lost. Record the run again."
         )
     known = () if previous is None else previous.limits
-    fresh = [*_list_totals(), *_list_comm(traffics, by)]
+    fresh = [*_list_totals(), *list_type_limits(recordings), *_list_comm(traffics, by)]
     named = set(map(_limit_key, known))
     all_limits = [*known, *(limit for limit in fresh if _limit_key(limit) not in named)]
     measured = (_measure(limit, recordings, traffics, slack) for limit in all_limits)
@@ -100,7 +101,7 @@ def record_contract(
 
 
 def _limit_key(limit: Limit) -> object:
-    return limit.figure, limit.selector, limit.severity, limit.rule
+    return limit.figure, limit.selector, limit.severity, limit.rule, limit.tensor
 
 
 def _list_totals() -> Iterator[Limit]:
@@ -185,6 +186,9 @@ def _measure(
 
     A previous limit that no recording measured stays as it was.
     """
+    if limit.figure is Figure.TYPES:
+        yield from _measure_types(limit, recordings)
+        return
     spans = list(
         _comm_ranges(limit, traffics) if limit.is_on_comm else _total_range(limit, recordings)
     )
@@ -192,6 +196,14 @@ def _measure(
         low, high = min(low for low, _ in spans), max(high for _, high in spans)
         yield _with_numbers(limit, low, high, slack)
     elif limit.most != _UNMEASURED and not _is_outdated(limit, traffics):
+        yield limit
+
+
+def _measure_types(limit: Limit, recordings: Sequence[Recording]) -> Iterator[Limit]:
+    tensors = find_tensors(limit, recordings)
+    if tensors:
+        yield replace(limit, types=name_types(tensors[0]))
+    elif not any(recording.types for recording in recordings):
         yield limit
 
 
@@ -268,6 +280,8 @@ def render_contract(contract: Contract, *, before: str = "") -> str:
     table = document["contract"]
     assert isinstance(table, MutableMapping)
     _set_values(table, _list_ceilings(contract), owned=(*CEILINGS, UNASKED))
+    types = {limit.tensor: limit.types for limit in contract.limits if limit.tensor}
+    _set_types(table, types)
     _set_findings(table, [limit for limit in contract.limits if limit.figure is Figure.FINDINGS])
     _set_comm(table, filter(is_in_table, contract.limits))
     return tomlkit.dumps(document)
@@ -284,7 +298,7 @@ def _list_ceilings(contract: Contract) -> Values:
     return {
         UNASKED if limit.is_on_unasked else str(limit.figure): _write_value(limit, limit.most)
         for limit in contract.limits
-        if not is_in_table(limit) and limit.figure is not Figure.FINDINGS
+        if not is_in_table(limit) and limit.figure not in (Figure.FINDINGS, Figure.TYPES)
     }
 
 
@@ -326,6 +340,15 @@ def _set_findings(table: Table, limits: list[Limit]) -> None:
     severities = {str(limit.severity or ANY): numbers[limit] for limit in limits if not limit.rule}
     _set_values(findings, severities, owned=[key for key in findings if key != "rules"])
     _set_rules(findings, {limit.rule: numbers[limit] for limit in limits if limit.rule})
+
+
+def _set_types(table: Table, types: Mapping[str, str]) -> None:
+    if not types:
+        table.pop("types", None)
+        return
+    if "types" not in table:
+        _add_section(table, "types")
+    _set_values(table["types"], dict(types), owned=list(table["types"]))
 
 
 def _set_rules(findings: Table, rules: Values) -> None:

@@ -285,6 +285,11 @@ def _read_limits(location: TomlLocation, table: Mapping[str, Any]) -> Iterator[t
                 yield from read_comm(key_location.at(index), comm_table)
         elif key == "findings":
             yield from _read_findings(key_location, value)
+        elif key == "types":
+            for tensor, types in key_location.as_table(value).items():
+                of_tensor = key_location.at(tensor)
+                limit = Limit(figure=Figure.TYPES, tensor=tensor, types=of_tensor.as_name(types))
+                yield limit, of_tensor.line
         elif key == UNASKED:
             causes = (CauseKind.UNASKED,)
             yield (

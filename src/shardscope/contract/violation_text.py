@@ -26,6 +26,8 @@ _NAMES = {
 
 def describe_limit(limit: Limit) -> str:
     """What is limited: `all_reduce[tp] in layers.*.attn, forward`."""
+    if limit.figure is Figure.TYPES:
+        return f"types of {limit.tensor}"
     if not limit.is_on_comm:
         what = limit.rule or (f"{limit.severity}" if limit.severity else "")
         return f"{limit.figure.replace('_', ' ')}{f' ({what})' if what else ''}"
@@ -42,6 +44,8 @@ def describe_limit(limit: Limit) -> str:
 
 def describe_bound(limit: Limit) -> str:
     """`exactly 2`, `at most 64 MiB`, `1 to 3`."""
+    if limit.figure is Figure.TYPES:
+        return limit.types
     least, most = limit.least, limit.most
     if least is not None and most is not None:
         if least == most:

@@ -47,6 +47,23 @@ class AxisTypes(Record, frozen=True, kw_only=True, gc=False):
         """The types of the tensor and of its gradient: `S(2) / S(2)`; `S(2)` without a gradient."""
         return self.forward if self.gradient is None else f"{self.forward} / {self.gradient}"
 
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the inferred type is the declared one; None if either is not known.
+
+        A declared `I` is `R`, and `S(d)` is also varying: where no layout makes up the single
+        device's tensor, its dim cannot be checked.
+        """
+        if self.declared is None or self.forward in (UNDECIDED, ABSENT):
+            return None
+        if self.declared in ("R", "I"):
+            return self.forward == "R"
+        if self.declared == "V":
+            return self.forward == "V" or self.forward.startswith("S(")
+        if self.declared.startswith("P"):
+            return self.forward.startswith("P")
+        return self.forward in (self.declared, "V")
+
 
 class TensorTypes(Record, frozen=True, kw_only=True, gc=False):
     """The types of one tensor along all mesh axes.
@@ -99,3 +116,9 @@ class InferredTypes(Record, frozen=True, kw_only=True, gc=False):
     num_runs: Natural = 0
     is_exact: bool = True
     gradient_factor: float = 1.0
+
+    def count_declared(self) -> tuple[int, int]:
+        """How many declared types could be checked, and how many of these the values have."""
+        verdicts = [axis.agrees for tensor in self.tensors for axis in tensor.axes]
+        known = [verdict for verdict in verdicts if verdict is not None]
+        return len(known), sum(known)

@@ -140,9 +140,15 @@ class _Values:
     def _list_partial_axes(
         self, layout: Layout | None, *, is_mean: bool
     ) -> Iterator[frozenset[int]]:
-        """The sets of axes that may be summed, or averaged: those that the layout leaves free."""
+        """The sets of axes that may be summed, or averaged: those that the layout leaves free.
+
+        The mean of equal values is these values, so only others are averaged.
+        """
+        equal = set(self.find_equal_axes()) if is_mean else set()
         free = [
-            axis for axis in range(len(self._sizes)) if layout is None or layout.dims[axis] is None
+            axis
+            for axis in range(len(self._sizes))
+            if axis not in equal and (layout is None or layout.dims[axis] is None)
         ]
         for count in range(1 if is_mean else 0, len(free) + 1 if self._is_summable else 1):
             for axes in itertools.combinations(free, count):

@@ -72,12 +72,15 @@ class _Rules:
                 found.setdefault((name, axis.gradient != "V"), []).append(tensor)
         for (name, is_partial), tensors in found.items():
             kinds = "partial: their sum or mean is the gradient" if is_partial else "varying"
-            yield _make_finding(
-                "types-unreduced-gradient",
-                _list_subject(tensors),
-                f"The parameters are replicated over {name}, and their gradients are {kinds}. Each "
-                "rank would train weights of its own.",
-                f"Reduce the gradients over {name} before the optimizer's step.",
+            yield Finding(
+                rule="types-unreduced-gradient",
+                severity=Severity.ERROR,
+                subject=_list_subject(tensors),
+                fact=(
+                    f"The parameters are replicated over {name}, and their gradients are {kinds}. "
+                    "Each rank would train weights of its own."
+                ),
+                remedy=f"Reduce the gradients over {name} before the optimizer's step.",
             )
 
     def find_partial_values(self) -> Iterator[Finding]:
@@ -90,13 +93,16 @@ class _Rules:
             is_returned = not tensor.name and self._is_loss_default
             if is_returned or tensor.is_gradient_matched is False or self._is_misused(tensor, name):
                 taker = "returned by the model" if is_returned else "used"
-                yield _make_finding(
-                    "types-partial-as-complete",
-                    _list_subject([tensor]),
-                    f"The output is partial over {name}: only the sum over its ranks is the single "
-                    f"device's. It is {taker} as if it were complete, for what is computed from it "
-                    "is wrong.",
-                    f"Sum it over {name} first, with an all-reduce or a reduce-scatter.",
+                yield Finding(
+                    rule="types-partial-as-complete",
+                    severity=Severity.ERROR,
+                    subject=_list_subject([tensor]),
+                    fact=(
+                        f"The output is partial over {name}: only the sum over its ranks is the "
+                        f"single device's. It is {taker} as if it were complete, for what is "
+                        "computed from it is wrong."
+                    ),
+                    remedy=f"Sum it over {name} first, with an all-reduce or a reduce-scatter.",
                 )
 
     def _is_misused(self, tensor: TensorTypes, name: str) -> bool:
@@ -143,16 +149,21 @@ class _Rules:
                 found.setdefault((name, tensor.role), []).append(tensor)
         for (name, role), tensors in found.items():
             is_output = role is TensorRole.OUTPUT
-            yield _make_finding(
-                "types-varying-as-replicated",
-                _list_subject(tensors),
-                f"Each rank of {name} has "
-                + ("an output" if is_output else "parameters")
-                + " of the full shape, with values of its own.",
-                f"Reduce or gather it over {name}."
-                if is_output
-                else f"Initialize or broadcast the parameters so that all ranks of {name} start "
-                "with the same values.",
+            yield Finding(
+                rule="types-varying-as-replicated",
+                severity=Severity.ERROR,
+                subject=_list_subject(tensors),
+                fact=(
+                    f"Each rank of {name} has "
+                    + ("an output" if is_output else "parameters")
+                    + " of the full shape, with values of its own."
+                ),
+                remedy=(
+                    f"Reduce or gather it over {name}."
+                    if is_output
+                    else "Initialize or broadcast the parameters so that all ranks of "
+                    f"{name} start with the same values."
+                ),
             )
 
     def find_contradicted_declarations(self) -> Iterator[Finding]:
@@ -161,26 +172,17 @@ class _Rules:
         for name in self._axes:
             for tensor in self._tensors:
                 axis = next(axis for axis in tensor.axes if axis.axis == name)
-                if axis.declared is not None and contradicts(axis.declared, axis.forward):
+                is_wrong = axis.agrees is False and (axis.declared, axis.forward) != ("P", "V")
+                if axis.declared is not None and is_wrong:
                     found.setdefault((name, axis.declared, axis.forward), []).append(tensor)
         for (name, declared, inferred), tensors in found.items():
-            yield _make_finding(
-                "types-declared",
-                _list_subject(tensors),
-                f"The tensor declares {declared} along {name}, and its values are {inferred}.",
-                "Declare what the values are, or reduce, gather or shard them as declared.",
+            yield Finding(
+                rule="types-declared",
+                severity=Severity.ERROR,
+                subject=_list_subject(tensors),
+                fact=f"The tensor declares {declared} along {name}, and its values are {inferred}.",
+                remedy="Declare what the values are, or reduce, gather or shard them as declared.",
             )
-
-
-def contradicts(declared: str, inferred: str) -> bool:
-    """Whether values of an inferred type cannot have the declared type."""
-    if declared in ("R", "I"):
-        return inferred in ("V", *_PARTIAL) or inferred.startswith("S(")
-    if declared == "P":
-        return inferred == "R" or inferred.startswith("S(")
-    if declared.startswith("S("):
-        return inferred in ("R", "P") or (inferred.startswith("S(") and inferred != declared)
-    return False
 
 
 def _is_declared_partial(axis: AxisTypes) -> bool:
@@ -192,10 +194,6 @@ def _is_partial_like(
 ) -> bool:
     is_same_shape = candidate.shape == tensor.shape and candidate.local_shape == tensor.local_shape
     return axis.axis == name and axis.forward == "P" and is_same_shape
-
-
-def _make_finding(rule: str, subject: str, fact: str, remedy: str) -> Finding:
-    return Finding(rule=rule, severity=Severity.ERROR, subject=subject, fact=fact, remedy=remedy)
 
 
 def _list_subject(tensors: Sequence[TensorTypes]) -> str:

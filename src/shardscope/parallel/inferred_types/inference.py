@@ -12,6 +12,7 @@ import torch
 
 from shardscope.parallel.equivalence import (
     Case,
+    Declared,
     Key,
     Runs,
     StepResult,
@@ -128,7 +129,9 @@ def _list_points(sample: Sample, phase: Phase) -> list[ProbePoint]:
     """The points of a phase in the single device's order, then those that only ranks have."""
     results = (sample.runs.reference, *sample.ranks)
     points = map(ProbePoint.decode, itertools.chain(*(result.snapshots for result in results)))
-    return [point for point in dict.fromkeys(points) if point.phase is phase]
+    return [
+        point for point in dict.fromkeys(points) if point.phase is phase and point.role in _ROLES
+    ]
 
 
 def _list_point_cases(
@@ -245,7 +248,7 @@ def _type_calls(
 ) -> Iterator[TensorTypes]:
     """The types of an input or output: one for all calls, or one for each if they differ."""
     phases = (Phase.FORWARD, Phase.BACKWARD)
-    declared = [_find_declared(sample, name, phase) for phase in phases]
+    declared = [_find_declared(sample, name, phase, axes) for phase in phases]
     numbers = list(dict.fromkeys(call for calls in forward for call in calls))
     all_calls = [_list_observations(samples, None) for samples in (forward, backward)]
     joint = _decide_both(all_calls, declared, axes)
@@ -328,15 +331,28 @@ def _choose(kinds: Sequence[str], declared: str | None) -> str:
     return declared if declared is not None and declared in kinds else UNDECIDED
 
 
-def _find_declared(sample: Sample, name: _Name, phase: Phase) -> dict[str, str]:
+def _find_declared(
+    sample: Sample, name: _Name, phase: Phase, axes: Sequence[str]
+) -> dict[str, str]:
     """The types that the tensor itself declares on the first rank that has it."""
     for rank in sample.ranks:
         for key, types in rank.declared.items():
             if isinstance(key, str) and types:
                 point = ProbePoint.decode(key)
-                if _name_point(point) == name and point.phase is phase:
-                    return dict(types)
+                is_there = point.phase is phase and point.role in _ROLES
+                if is_there and _name_point(point) == name:
+                    return _rename_axes(types, sample, axes)
     return {}
+
+
+def _rename_axes(types: Declared, sample: Sample, axes: Sequence[str]) -> dict[str, str]:
+    """Declared types by axis; the group of all ranks is the axis that has all, if one does."""
+    sizes = zip(axes, sample.mesh.sizes, strict=True)
+    of_all = [name for name, size in sizes if size == math.prod(sample.mesh.sizes)]
+    named = dict(types)
+    if "default_pg" in named and len(of_all) == 1:
+        named.setdefault(of_all[0], named.pop("default_pg"))
+    return named
 
 
 def _make_types(
@@ -392,11 +408,11 @@ def _type_state(
             yield _type_named(
                 _Name(TensorRole.PARAMETER, name),
                 (observations, gradients.get(name, [])),
-                [_find_declared_at(samples[0], key) for key in keys],
+                [_find_declared_at(samples[0], key, axes) for key in keys],
                 axes,
             )
     for name, observations in buffers.items():
-        declared = _find_declared_at(samples[0], (TensorKind.BUFFER, name))
+        declared = _find_declared_at(samples[0], (TensorKind.BUFFER, name), axes)
         yield _type_named(_Name(TensorRole.BUFFER, name), (observations, []), [declared, {}], axes)
 
 
@@ -445,6 +461,6 @@ def _take(
     )
 
 
-def _find_declared_at(sample: Sample, key: Key) -> dict[str, str]:
+def _find_declared_at(sample: Sample, key: Key, axes: Sequence[str]) -> dict[str, str]:
     types = (rank.declared.get(key) for rank in sample.ranks)
-    return dict(next(filter(None, types), ()))
+    return _rename_axes(next(filter(None, types), ()), sample, axes)

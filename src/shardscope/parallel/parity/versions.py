@@ -101,7 +101,8 @@ class EagerVersion:
             ties = tie_names(named)
             frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
             parameters = {
-                (TensorKind.PARAMETER, name): tensor.detach() for name, tensor in named.items()
+                (TensorKind.PARAMETER, name): tensor if is_local else tensor.detach()
+                for name, tensor in named.items()
             }
             full = {name: tensor for (_, name), tensor in gather(parameters).items()}
             if variant.is_marked:

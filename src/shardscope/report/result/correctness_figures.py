@@ -119,6 +119,8 @@ def read_types(recording: Recording) -> tuple[TypesFigures, ...]:
             num_runs=types.num_runs,
             num_tensors=len(types.tensors),
             num_undecided=count_undecided(types),
+            num_declared=types.count_declared()[0],
+            num_agreeing=types.count_declared()[1],
             tensors=tuple(map(_read_typed, group_tensors(types.tensors))),
         )
         for types in recording.types

@@ -39,6 +39,12 @@ def summarize_types(types: InferredTypes) -> Text:
     num_open = count_undecided(types)
     if num_open:
         line.append(f"; the values of {num_open:,} do not decide along some axis (?)", "yellow")
+    num_declared, num_agreeing = types.count_declared()
+    if num_declared:
+        style = "" if num_agreeing == num_declared else "bold red"
+        share = f"{num_agreeing:,} of {num_declared:,} ({num_agreeing / num_declared:.1%})"
+        line.append("; of the types that placements and annotations declare, ")
+        line.append(share, style).append(" are those of the values")
     return line.append(".", "")
 
 
