@@ -31,7 +31,7 @@ from shardscope.cli import main
 from shardscope.record import Recording, load, merge, save
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 FOLDER = Path(__file__).parent / "recordings"
 SHOWN = FOLDER / "llama.json.gz"
@@ -123,26 +123,32 @@ def change(value: Any, is_meant: Callable[[str], bool], new: Any) -> Any:
 
 
 @contextmanager
-def open_report(recording: Path) -> Iterator[Page]:
-    """The overview of a recording's report in Chromium, as pictures show it."""
+def open_browser() -> Iterator[Browser]:
+    """Chromium, without a window."""
     from playwright.sync_api import sync_playwright
 
-    with TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        file = Path(folder) / "report.html"
-        file.write_text(load(recording).html(), encoding="utf-8")
-        page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
-        page.goto(file.as_uri())
-        page.get_by_role("tab", name="Overview").click()
-        yield page
+        yield browser
         browser.close()
+
+
+def open_report(browser: Browser, recording: Path, folder: Path) -> Page:
+    """The overview of a recording's report, as pictures show it."""
+    file = folder / "report.html"
+    file.write_text(load(recording).html(), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+    page.goto(file.as_uri())
+    page.get_by_role("tab", name="Overview").click()
+    return page
 
 
 def take_picture(recording: Path, picture: Path) -> None:
     """Write a picture of the overview of a recording's report, with the text that it shows."""
-    with open_report(recording) as page:
+    with TemporaryDirectory() as folder, open_browser() as browser:
+        page = open_report(browser, recording, Path(folder))
         picture.write_bytes(add_text(page.screenshot(), page.inner_text("body")))
     print(picture, flush=True)
 

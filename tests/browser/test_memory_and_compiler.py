@@ -9,7 +9,8 @@ import pytest
 
 import sample_recordings as samples
 from compared_recordings import make_pair
-from shardscope.record import Explanation, FrameGuards, Recompile, Source
+from page_blocks import ROOT
+from shardscope.record import Explanation, FrameGuards, Recompile, Source, load
 from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
 
@@ -173,3 +174,12 @@ def test_lines_open_in_the_chosen_editor_and_hostile_names_stay_paths(open_page,
         assert re.fullmatch(r"cursor://file/[!#-;=?-~]+:\d+", href), href
     page.reload()
     expect(page.locator("a[href^='cursor:']").first).to_be_attached()  # the browser kept it
+
+
+def test_the_command_that_records_guards_names_the_target(open_page) -> None:
+    recording = load(ROOT / "examples" / "recordings" / "vision.json.gz")
+    page = open_page(build_page(recording), "#/compiler")
+    command = "shardscope explain examples/vision.py --mesh dp=8 --guards"
+    expect(page.get_by_text("Guards were not recorded")).to_have_text(
+        f"Guards were not recorded: {command}"
+    )

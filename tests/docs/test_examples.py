@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
+from examples_script import EXAMPLES, SCRIPT
 from page_blocks import ROOT
 from shardscope.record import Recording, load
 
-EXAMPLES = ROOT / "examples"
 MAX_LINES = 120
 MAX_BYTES = 300_000
 # Versions, and numbers that count what the process did before.
 _INCIDENTAL = ("torch_version", "shardscope_version", "torch_name", "compile_id")
-
-
-def _load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("regenerate", EXAMPLES / "regenerate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _load_script()
 
 
 def comparable(recording: Recording) -> Any:
@@ -68,13 +54,6 @@ def test_a_committed_recording_is_what_its_command_gives(
             for recording in (made, committed)
         )
         assert kinds == committed_kinds
-
-
-def test_the_screenshot_shows_the_text_of_the_current_report() -> None:
-    """Not its colours and sizes: `make pictures` is run by hand when the page looks different."""
-    with SCRIPT.open_report(SCRIPT.SHOWN) as page:
-        text = page.inner_text("body")
-    assert SCRIPT.read_text(SCRIPT.SCREENSHOT.read_bytes()) == text, "run make pictures"
 
 
 def test_every_recording_is_small_has_a_command_and_names_no_machine() -> None:

@@ -22,6 +22,7 @@ from shardscope.launch.step_replay import (
     name_replay_file,
     name_training_file,
 )
+from shardscope.parallel.parity.captured_data import DataUse
 from shardscope.parallel.parity.captured_parity import compare_steps
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
@@ -31,7 +32,7 @@ from shardscope.parallel.parity.captured_steps import (
 )
 from shardscope.parallel.parity.captured_training import (
     compare_training,
-    takes_batches_in_sequence,
+    find_next_use,
 )
 from shardscope.record import Gap, Recording
 
@@ -133,12 +134,14 @@ def _run(
             num_parallel=len(jobs),
             is_shown=False,
         )
-        for is_sequence in (False, True):
-            plan = plan_replay(steps, batch_dim=batch_dim, is_sequence=is_sequence)
-            scratch = str(Path(folder, f"single{int(is_sequence)}"))
+        use: DataUse | None = DataUse.JOINED
+        while use is not None:
+            plan = plan_replay(steps, batch_dim=batch_dim, use=use)
+            scratch = str(Path(folder, f"single-{use}"))
             replays, replay_gaps = _replay(replace(request, scratch=scratch), plan, on_event)
-            if not takes_batches_in_sequence([step.training for step in steps], plan, replays):
-                break
+            trainings = [step.training for step in steps]
+            use = None if end else find_next_use(trainings, plan, replays)
+            gaps += replay_gaps if use is DataUse.OWN else []
     return _Run(steps, plan, replays, [*gaps, *replay_gaps])
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, final
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -110,8 +111,7 @@ class DataMode(TorchFunctionMode):
                 args, kwargs = self.take_arguments((args, kwargs), f"argument of {name}")
             result = func(*args, **kwargs)
             self._has_loss &= name != "backward"
-            for tensor in _tensors_of(result):
-                self._of_model[tensor] = True
+            self._note_of_model(_tensors_of(result))
             return result
         result = func(*args, **kwargs)
         outputs = _tensors_of(result)
@@ -155,16 +155,23 @@ class DataMode(TorchFunctionMode):
     def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note what the model has returned."""
         self._has_loss = True
-        for tensor in outputs:
-            self._of_model[tensor] = True
+        self._note_of_model(outputs)
+
+    def _note_of_model(self, tensors: Sequence[torch.Tensor]) -> None:
+        # A tensor that is noted has a weak reference, and cannot be swapped as parameters are when
+        # a module is converted. So parameters, and DTensors that may become some, are not noted.
+        for tensor in tensors:
+            if not tensor.requires_grad and not isinstance(tensor, DTensor):
+                self._of_model[tensor] = True
 
     def _is_of_model(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad or tensor in self._of_model
+        is_parameter = tensor.requires_grad or isinstance(tensor, DTensor)
+        return is_parameter or tensor in self._of_model
 
     def _is_changed(self, tensor: torch.Tensor) -> bool:
         """Whether a collective or numpy has written to a tensor since it was noted."""
         noted = self._noted.get(self._keys[tensor])
-        return noted is not None and not is_equal(noted.value, _plain(tensor))
+        return noted is not None and not is_equal(noted.value, tensor.detach())
 
     def _count(self, line: str, function: str) -> int:
         self._counts[line, function] += 1
@@ -192,6 +199,8 @@ class DataMode(TorchFunctionMode):
         replacements = {}
         for position, tensor in enumerate(outputs):
             key = DataKey(line, name, count, str(position))
+            if isinstance(tensor, DTensor):
+                continue
             if is_replaced:
                 self._replaced[tensor] = True
                 self._keys[tensor] = key
@@ -211,10 +220,10 @@ class DataMode(TorchFunctionMode):
         is_new: bool,
     ) -> torch.Tensor:
         """Note a tensor; in a single process, return that of the ranks in its place."""
-        if tensor.nbytes > _MAX_BYTES or tensor.is_meta:
+        if isinstance(tensor, DTensor) or tensor.nbytes > _MAX_BYTES or tensor.is_meta:
             return tensor
         if self._plan is None:
-            self._noted[key] = DataTensor(key, origin, parents, _plain(tensor).clone())
+            self._noted[key] = DataTensor(key, origin, parents, tensor.detach().clone())
         else:
             shared = self._plan.find(key)
             value = None if shared is None else self._choose(shared, tensor, key)
@@ -232,7 +241,7 @@ class DataMode(TorchFunctionMode):
         shapes = [value.shape for value in shared.values]
         is_loaded = shared.origin is DataOrigin.LOADER
         if len(shapes) == 1 and not is_loaded:
-            is_other = shapes[0] == tensor.shape and not is_equal(shared.values[0], _plain(tensor))
+            is_other = shapes[0] == tensor.shape and not is_equal(shared.values[0], tensor.detach())
             return shared.values[0] if is_other else None
         if not is_loaded and tensor.shape not in shapes and _contains(tensor.shape, shapes):
             return None  # the program shards a batch of all ranks
@@ -279,12 +288,6 @@ def _tensors_of(result: Any) -> list[torch.Tensor]:
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    detached: torch.Tensor = local.detach()
-    return detached
 
 
 def _replace(tensor: torch.Tensor, value: torch.Tensor, *, is_new: bool) -> torch.Tensor:

@@ -21,14 +21,12 @@ from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.fsdp import fsdp_meshes
 from shardscope._torch.training_hooks import unwatched
 from shardscope.parallel.equivalence import (
-    CLIPPED,
-    RAW,
     OriginalNames,
     StepResult,
     Table,
     TrainingRecorder,
     TrainingValues,
-    find_squares,
+    describe_local,
     gather_result,
     keep_local,
 )
@@ -139,17 +137,9 @@ class StepsObserver:
                 scalars={key: list(numbers) for key, numbers in values.scalars.items()},
             )
             gradients = copied.tables.pop(_GRADIENT, {})
-            squares = [
-                find_squares(table)
-                for table in (gradients, copied.tables.get(RAW, {}), copied.tables.get(CLIPPED, {}))
-            ]
+            local = describe_local(gradients, copied)
             gathered = gather_result(self._gather, {}, gradients, {}, copied)
-        self._gathered = dataclasses.replace(
-            gathered,
-            local_squares=squares[0],
-            raw_squares=squares[1],
-            clipped_squares=squares[2],
-        )
+        self._gathered = dataclasses.replace(gathered, **local)
 
 
 def _find_data_parallel(model: nn.Module) -> Iterator[tuple[int, ...]]:

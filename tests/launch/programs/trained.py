@@ -128,7 +128,7 @@ def clip():
         squared = torch.stack(squares).sum()
         if "bad_norm" not in ways:
             dist.all_reduce(squared)
-        factor = (0.5 / squared.sqrt()).clamp(max=1.0)
+        factor = (0.05 / squared.sqrt()).clamp(max=1.0)
         for p in parameters:
             p.grad.mul_(factor)
     elif "bad_clip" in ways and rank == 0:

@@ -58,8 +58,8 @@ from shardscope.parallel.equivalence.step import (
     Task,
     call_model,
     default_loss,
+    describe_local,
     execute,
-    find_squares,
     find_stages,
     gather_result,
     is_cleared,
@@ -75,8 +75,6 @@ from shardscope.parallel.equivalence.tensor_shards import (
     shard_layouts,
 )
 from shardscope.parallel.equivalence.training import (
-    CLIPPED,
-    RAW,
     UPDATED,
     Key,
     Table,
@@ -88,11 +86,9 @@ from shardscope.parallel.equivalence.training import (
 
 __all__ = [
     "AS_IT_IS",
-    "CLIPPED",
     "EVALUATION",
     "MARKED",
     "OF_A_RANK",
-    "RAW",
     "UPDATED",
     "Case",
     "Declared",
@@ -123,10 +119,10 @@ __all__ = [
     "copy_model",
     "default_loss",
     "describe_dtype",
+    "describe_local",
     "draws_numbers",
     "drop_extra_calls",
     "execute",
-    "find_squares",
     "find_stages",
     "gather_result",
     "is_cleared",

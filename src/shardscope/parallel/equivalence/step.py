@@ -357,11 +357,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         inputs=calls.inputs,
         input_source=calls.source,
         unhooked=unhooked,
-        local_squares=find_squares(gradients) if task.training is not None else {},
-        distributed=frozenset(n for n, tensor in gradients.items() if isinstance(tensor, DTensor)),
-        raw_squares=find_squares(training.tables.get(RAW, {})),
-        reduced_squares=find_squares(training.tables.get(REDUCED, {})),
-        clipped_squares=find_squares(training.tables.get(CLIPPED, {})),
+        **(describe_local(gradients, training) if task.training is not None else {}),
         snapshots={} if probe is None else probe.snapshots,
         declared=declared,
         sources={} if probe is None else probe.sources,
@@ -402,7 +398,23 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def describe_local(
+    gradients: Mapping[str, torch.Tensor], training: TrainingValues
+) -> dict[str, Any]:
+    """The fields of a `StepResult` about what this rank itself stores of gradients."""
+    tables = training.tables
+    return {
+        "local_squares": _find_squares(gradients),
+        "distributed": frozenset(
+            n for n, tensor in gradients.items() if isinstance(tensor, DTensor)
+        ),
+        "raw_squares": _find_squares(tables.get(RAW, {})),
+        "reduced_squares": _find_squares(tables.get(REDUCED, {})),
+        "clipped_squares": _find_squares(tables.get(CLIPPED, {})),
+    }
+
+
+def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
     first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
     return {

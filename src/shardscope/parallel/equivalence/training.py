@@ -178,8 +178,6 @@ class TrainingRecorder:
             self._read_gradients()
         if not values.num_optimizer_steps:
             self._read_clipped()
-        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
-        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
         for path, number in named_numbers(returned):
             values.add_scalar((TensorKind.REPORTED, f"returned{path}"), number)
         if UPDATED not in values.tables:
@@ -190,17 +188,20 @@ class TrainingRecorder:
         values.changed = frozenset(
             name for name, value in after.items() if self._counters.get(name, 0) != value
         )
-        if self._stepped:
-            graded = self._graded | self._find_graded()
-            values.stale = frozenset(n for n, p in graded.items() if id(p) not in self._stepped)
         self._begin()
         return values
 
     def read_updated(self) -> TrainingValues:
         """Copy the parameters and the optimizer's state, and return what the step has so far."""
-        self._values.tables[UPDATED] = _copy_all(self._parameters())
+        values = self._values
+        raw = values.tables.setdefault(RAW, values.tables[TensorKind.GRADIENT, ""])
+        values.tables[REDUCED] = raw | values.tables.get(REDUCED, {})
+        values.tables[UPDATED] = _copy_all(self._parameters())
         self._read_states()
-        return self._values
+        if self._stepped:
+            graded = self._graded | self._find_graded()
+            values.stale = frozenset(n for n, p in graded.items() if id(p) not in self._stepped)
+        return values
 
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Note the losses that backward starts at."""

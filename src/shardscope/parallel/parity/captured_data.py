@@ -25,6 +25,17 @@ class DataKey(NamedTuple):
     position: str
 
 
+class DataUse(StrEnum):
+    """How a single process gets the batches of ranks with other samples."""
+
+    JOINED = "joined"
+    """As one batch."""
+    SEQUENCE = "sequence"
+    """One after the other."""
+    OWN = "own"
+    """Not at all: it keeps its own data."""
+
+
 class DataOrigin(StrEnum):
     """How a tensor comes to be."""
 
@@ -79,18 +90,18 @@ class SharedData:
 class DataPlan:
     """What a single process gets: for each tensor, its values on the ranks.
 
-    `num_groups` is the number of groups of ranks with the same samples. With `is_sequence`, the
-    single process gets the batches of the groups one after the other, otherwise joined along `dim`.
+    `num_groups` is the number of groups of ranks with the same samples, whose batches are joined
+    along `dim`, or come one after the other.
     """
 
     shared: dict[DataKey, SharedData] = field(default_factory=dict)
     num_groups: int = 1
     dim: int = 0
-    is_sequence: bool = False
+    use: DataUse = DataUse.JOINED
 
     def find(self, key: DataKey) -> SharedData | None:
         """What a single process gets for its own tensor with this key."""
-        if not self.is_sequence:
+        if self.use is not DataUse.SEQUENCE:
             return self.shared.get(key)
         occurrence, group = divmod(key.occurrence, self.num_groups)
         shared = self.shared.get(key._replace(occurrence=occurrence))
@@ -104,12 +115,14 @@ def plan_data(
     groups: Sequence[Sequence[int]],
     *,
     dim: int = 0,
-    is_sequence: bool = False,
+    use: DataUse = DataUse.JOINED,
 ) -> DataPlan:
     """What a single process gets in place of its own data.
 
     `ranks` has the tensors of each rank in order, `groups` the ranks with the same samples.
     """
+    if use is DataUse.OWN:
+        return DataPlan({}, len(groups), dim, use)
     first = [group[0] for group in groups]
     tables = [{tensor.key: tensor for tensor in ranks[rank]} for rank in first]
     differing = {
@@ -135,7 +148,7 @@ def plan_data(
         elif len(values) == len(tables) and (is_loaded or _is_batch(tensor)):
             replaced.add(key)
             shared[key] = SharedData(tuple(values), tensor.origin)
-    return DataPlan(shared, len(groups), dim, is_sequence)
+    return DataPlan(shared, len(groups), dim, use)
 
 
 def _has_same_value(tensor: DataTensor | None, reference: DataTensor) -> bool:
@@ -177,7 +190,8 @@ def sort_rows(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor | None:
     """The rows of all tensors in an order of their own, to compare which samples they are."""
     if not tensors or tensors[0].ndim == 0:
         return None
-    moved = [tensor.movedim(min(dim, tensor.ndim - 1), 0).flatten(1) for tensor in tensors]
+    moved = [tensor.movedim(min(dim, tensor.ndim - 1), 0) for tensor in tensors]
+    moved = [rows.flatten(1) if rows.ndim > 1 else rows[:, None] for rows in moved]
     if len({rows.shape[1:] for rows in moved}) > 1:
         return None
     rows = torch.cat([rows.to(torch.float64) for rows in moved])

@@ -24,6 +24,7 @@ from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.parallel.parity.api import list_findings, make_parity
 from shardscope.parallel.parity.captured_problems import (
     describe_loss,
+    describe_stale,
     find_same_samples,
     list_own_numbers,
     name_ranks,
@@ -177,6 +178,9 @@ def _find_problems(
     replays: Replays,
 ) -> list[Problem]:
     """Why tensors differ: what differs first, in the order in which a step computes them."""
+    stale = describe_stale(steps)
+    if stale is not None:
+        return [stale]
     if training is not None and training.is_right:
         return []
     for part in calls.parts:

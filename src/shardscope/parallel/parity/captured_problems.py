@@ -9,7 +9,7 @@ import torch
 
 from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import StepResult
-from shardscope.parallel.parity.captured_data import group_by_data
+from shardscope.parallel.parity.captured_data import DataUse, group_by_data
 from shardscope.parallel.parity.captured_steps import CapturedStep, CapturedTraining, ReplayPlan
 from shardscope.parallel.parity.captured_training import TrainingComparison
 from shardscope.parallel.parity.evidence import find_median_ratio
@@ -87,6 +87,31 @@ def describe_loss(
     )
 
 
+def describe_stale(steps: Sequence[CapturedStep]) -> Problem | None:
+    """The problem that no optimizer holds any parameter that has a gradient, in a single process
+    as on the ranks.
+    """
+    first = [step.training.results[0] for step in steps if step.training.results]
+    names = list(first[0].gradients) if first else []
+    if not names or any(set(names) - result.training.stale for result in first):
+        return None
+    cause = Explanation(
+        Suspect.STALE,
+        "the optimizer steps, but holds none of the model's parameters: it was given other "
+        "tensors, such as those from before the model was sharded, moved or materialized",
+        remedy="Make the optimizer after the model is sharded and materialized, from the "
+        "parameters that the model then has.",
+    )
+    return Problem(
+        cause,
+        "the optimizer",
+        f"No parameter is trained. {cause.to_sentence()}",
+        cause.remedy,
+        phase=Phase.OPTIMIZER,
+        names=tuple(names),
+    )
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """These ranks in words, such as `rank 0` and `ranks 0-3`."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}"
@@ -129,7 +154,7 @@ def _choose_gradients(
 ) -> Gradients | None:
     """The part of the single process's gradients, in each call, that is of a group's samples."""
     num_groups, num_calls = len(of_groups), len(of_groups[index])
-    if plan.data.is_sequence:
+    if plan.data.use is DataUse.SEQUENCE:
         chosen = of_single[index::num_groups]
         return chosen if len(chosen) == num_calls else None
     if len(of_single) != num_calls or any(len(calls) != num_calls for calls in of_groups):

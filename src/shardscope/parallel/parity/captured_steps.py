@@ -9,6 +9,7 @@ and its gradients, averaged over ranks, with those of all ranks (`captured_parit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,10 +21,13 @@ from shardscope.parallel.equivalence import StepResult, shard_layouts
 from shardscope.parallel.parity.captured_data import (
     DataPlan,
     DataTensor,
+    DataUse,
     group_by_data,
+    is_equal,
     plan_data,
 )
 from shardscope.parallel.parity.probe import ModuleProbe
+from shardscope.parallel.parity.scale_causes import find_scaling
 
 Tensors = dict[str, torch.Tensor]
 Constant = int | float | bool | str | None
@@ -151,11 +155,11 @@ class Replays:
 
 
 def plan_replay(
-    steps: Sequence[CapturedStep], *, batch_dim: int = 0, is_sequence: bool = False
+    steps: Sequence[CapturedStep], *, batch_dim: int = 0, use: DataUse = DataUse.JOINED
 ) -> ReplayPlan:
     """What to replay, from the captured steps of all ranks.
 
-    With `is_sequence`, a single process takes the batches of the ranks one after the other.
+    `use` is how a single process gets the batches of the ranks, `batch_dim` their dim of samples.
     """
     members: list[list[int]] = []
     for rank, step in enumerate(steps):
@@ -180,9 +184,31 @@ def plan_replay(
         parameters,
         steps[0].buffers,
         _find_axes(steps, members),
-        plan_data(data, group_by_data(data), dim=batch_dim, is_sequence=is_sequence),
-        [result.gradients for result in steps[0].training.results],
+        plan_data(data, group_by_data(data), dim=batch_dim, use=use),
+        [
+            _choose_gradients(results)
+            for results in zip(*(step.training.results for step in steps), strict=False)
+        ],
     )
+
+
+def _choose_gradients(ranks: Sequence[StepResult]) -> Tensors:
+    """The gradients that a single process goes on with, from the results of all ranks.
+
+    None if the program scales them by hand, which is compared: the single process does so too.
+    """
+    result = ranks[0]
+    raw, gradients = result.raw_gradients, result.gradients
+    is_reduced_by_hand = any(
+        name in rank.raw_gradients and not is_equal(rank.raw_gradients[name], tensor)
+        for rank in ranks[1:]
+        for name, tensor in raw.items()
+    )
+    is_changed = any(name in raw and not is_equal(raw[name], gradients[name]) for name in gradients)
+    factor = find_scaling(result)
+    # A GradScaler divides by a power of two.
+    is_unscaled = factor is not None and factor > 0 and math.log2(factor).is_integer()
+    return gradients if is_reduced_by_hand or not is_changed or is_unscaled else {}
 
 
 def _has_same_inputs(a: CapturedStep, b: CapturedStep) -> bool:

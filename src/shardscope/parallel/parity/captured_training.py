@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
@@ -18,8 +18,9 @@ from shardscope.parallel.equivalence import (
     find_stages,
     make_cases,
 )
-from shardscope.parallel.parity.captured_data import group_by_data, sort_rows
+from shardscope.parallel.parity.captured_data import DataUse, group_by_data, is_equal, sort_rows
 from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayPlan, Replays
+from shardscope.parallel.parity.pipeline import list_moments
 from shardscope.parallel.parity.recheck import accept_own_values, call_close
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import TOLERABLE, Gap, TensorKind
@@ -40,7 +41,7 @@ class TrainingComparison:
 
     steps: list[list[TensorComparison]]
     references: list[StepResult]
-    ranks: list[list[StepResult]]
+    ranks: list[Sequence[StepResult]]
     gaps: list[Gap]
     has_data: bool
 
@@ -75,17 +76,23 @@ def list_wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison
     return [result for result in comparisons if result.verdict.agreement not in TOLERABLE]
 
 
-def takes_batches_in_sequence(
+def find_next_use(
     ranks: Sequence[CapturedTraining], plan: ReplayPlan, replays: Replays
-) -> bool:
-    """Whether a single process calls its model once for each batch that any rank has.
+) -> DataUse | None:
+    """How a single process should get the data of the ranks, if not as it did; None if so.
 
-    Programs that accumulate gradients up to a number of samples do. It has got joined batches then.
+    Programs that accumulate gradients up to a number of samples call the model once for each batch
+    that any rank has. Some fail on batches that are larger than their own.
     """
     single, num_groups = replays.trainings[0], plan.data.num_groups
-    if single is None or not single.inputs or not ranks[0].inputs or plan.data.is_sequence:
-        return False
-    return num_groups > 1 and len(single.inputs[0]) == num_groups * len(ranks[0].inputs[0])
+    if plan.data.use is DataUse.OWN or not ranks[0].inputs:
+        return None
+    if single is None or not single.results:
+        return DataUse.OWN
+    is_longer = len(single.inputs[0]) == num_groups * len(ranks[0].inputs[0])
+    if plan.data.use is DataUse.JOINED and num_groups > 1 and is_longer:
+        return DataUse.SEQUENCE
+    return None
 
 
 def compare_training(
@@ -103,20 +110,18 @@ def compare_training(
     )
     gaps = list(_find_data_gaps(ranks, plan, reference, num_steps))
     mesh = _find_mesh(ranks, plan)
-    steps, references, of_ranks = [], [], []
+    steps: list[list[TensorComparison]] = []
+    references: list[StepResult] = []
+    of_ranks: list[Sequence[StepResult]] = []
     for index in range(num_steps):
         exact = fp64.results[index] if fp64 is not None and is_exact else None
         moved = perturbed_fp64.results[index] if perturbed_fp64 is not None and is_exact else None
         runs = Runs(reference.results[index], exact, ((perturbed.results[index], moved),))
         results = [rank.results[index] for rank in ranks]
-        cases = make_cases(
-            runs, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
-        )
-        steps.append(
-            [compare_case(case) for case in cases if not gaps or case.kind not in _OF_DATA]
-        )
-        references.append(reference.results[index])
-        of_ranks.append(results)
+        step = _compare_step(runs, results, mesh)
+        steps.append([r for r in step.comparisons if not gaps or r.case.kind not in _OF_DATA])
+        references.append(step.reference)
+        of_ranks.append(step.ranks)
     stages = find_stages(references[0].gradients, of_ranks[0])
     accepted = accept_own_values(
         steps, stages, plan.axes, [single.training for single in references]
@@ -126,6 +131,36 @@ def compare_training(
         for step, results in zip(accepted, of_ranks, strict=True)
     ]
     return TrainingComparison(accepted, references, of_ranks, gaps, has_data=not gaps)
+
+
+class _Step(NamedTuple):
+    """A step of the single process and of the ranks, with the comparisons of its tensors."""
+
+    comparisons: list[TensorComparison]
+    reference: StepResult
+    ranks: Sequence[StepResult]
+
+    @property
+    def num_wrong_gradients(self) -> int:
+        """The number of gradients that differ."""
+        return sum(r.case.kind is TensorKind.GRADIENT for r in list_wrong(self.comparisons))
+
+
+def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> _Step:
+    """The comparisons of a step; of gradients at the moment at which most agree."""
+
+    def compare(single: Runs, results: Sequence[StepResult]) -> _Step:
+        cases = make_cases(
+            single, results, mesh.sizes, batch_axes=mesh.batch_axes, batch_dim=mesh.batch_dim
+        )
+        return _Step([compare_case(case) for case in cases], single.reference, results)
+
+    first = compare(runs, ranks)
+    if not first.num_wrong_gradients:
+        return first
+    # Programs that reduce or clip gradients by hand do so before the optimizer gets them.
+    others = [compare(*moment) for moment in list_moments(runs, ranks)]
+    return min([first, *others], key=lambda step: step.num_wrong_gradients)
 
 
 def _accept_own_loss(result: TensorComparison, ranks: Sequence[StepResult]) -> TensorComparison:
@@ -212,4 +247,8 @@ def _has_same_rows(
     ):
         return True
     wanted, own = sort_rows(of_ranks, plan.data.dim), sort_rows(of_single, plan.data.dim)
-    return wanted is not None and own is not None and torch.equal(wanted, own)
+    if wanted is not None and own is not None and is_equal(wanted, own):
+        return True
+    # Parts of a sequence are not rows, and together have the same elements.
+    elements = [torch.cat([t.flatten() for t in each]) for each in (of_ranks, of_single)]
+    return is_equal(*(tensor.double().sort().values for tensor in elements))

@@ -254,9 +254,7 @@ class _Session:
         comparison = self._compare_gradients_at(runs, resolved)
         if not _count_wrong_gradients(comparison):
             return comparison
-        compared = [
-            self._compare_gradients_at(*moment) for moment in _other_moments(runs, resolved)
-        ]
+        compared = [self._compare_gradients_at(*moment) for moment in list_moments(runs, resolved)]
         # If gradients are only scaled after collectives, those before that show a cause better.
         is_clipped = find_scaling(runs.reference) is not None and all(
             find_scaling(replace(rank, raw_gradients=rank.reduced_gradients)) is not None
@@ -643,10 +641,10 @@ def _count_wrong_gradients(step: _StepComparison) -> int:
     return sum(result.case.kind is TensorKind.GRADIENT for result in _wrong(step.comparisons))
 
 
-def _other_moments(
+def list_moments(
     runs: Runs, ranks: Sequence[StepResult]
 ) -> Iterator[tuple[Runs, Sequence[StepResult]]]:
-    """The same step with gradients of another moment in either version.
+    """The same step with gradients of another moment in one version or both.
 
     They are taken as backward left them, or as the last collective did. Where a program changes
     gradients by itself, it may reduce them over ranks, which belongs to what is compared before

@@ -5,9 +5,20 @@ import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { formatDuration, pluralize } from "../../parts/units";
+import { page } from "../../store/page";
 import { type Facet, isSourceSelected } from "../../store/selection";
 import { Graphs } from "./graphs";
 import { Guards } from "./guards";
+
+function NoGuards() {
+  const empty = page.value.empty_views.find(({ view }) => view === "compiler");
+  return (
+    <p class="dim">
+      Guards were not recorded:{" "}
+      <code>{`${empty?.command ?? "shardscope explain TARGET"} --guards`}</code>
+    </p>
+  );
+}
 
 export function Explanation({ item }: { item: ExplanationItem }) {
   return (
@@ -26,14 +37,7 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       </Panel>
       {item.break_sites.length > 0 && <BreakSites item={item} />}
       {item.recompiles.length > 0 && <Recompiles rows={item.recompiles} />}
-      {item.guards.length > 0 ? (
-        <Guards frames={item.guards} />
-      ) : (
-        <p class="dim">
-          Guards were not recorded:{" "}
-          <code>shardscope explain TARGET --guards -o recording.json</code>
-        </p>
-      )}
+      {item.guards.length > 0 ? <Guards frames={item.guards} /> : <NoGuards />}
       {item.skipped_frames.length > 0 && <Skipped rows={item.skipped_frames} />}
       {item.stages.length > 0 && <Stages rows={item.stages} />}
     </>
