@@ -93,7 +93,8 @@ def measure(
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--rounds", "num_rounds", default=8, show_default=True)
-def main(device: str, num_rounds: int) -> None:
+@click.option("--sizes", "num_sizes", default=3, show_default=True, help="How many models.")
+def main(device: str, num_rounds: int, num_sizes: int) -> None:
     """Measure what sampling values adds to a step."""
     torch.set_num_threads(1)
     table = Table(title=f"A training step on {device}, torch {torch.__version__}")
@@ -102,7 +103,7 @@ def main(device: str, num_rounds: int) -> None:
     sizes = [(256, 64), (256, 256), (512, 256)]
     if device == "cuda":
         sizes = [(1024, 512), (2048, 1024), (4096, 2048)]
-    for dim, num_tokens in sizes:
+    for dim, num_tokens in sizes[:num_sizes]:
         num_parameters, times = measure(device, dim, num_tokens, num_rounds)
         for name, own in times.items():
             ratios = [ms / untraced for ms, untraced in zip(own, times[UNTRACED], strict=True)]

@@ -12,11 +12,11 @@ from typing import Any, final
 
 import torch
 
-_SLICE = 1 << 20  # elements; bounds the memory that is needed for one tensor
-_ROW = 1 << 10  # elements that are hashed with the same row factor
-_NUM_FIGURES = 5  # of a slice: sum, sum of squares, minimum, maximum, number of nonfinite values
+_ROW = 1 << 10  # elements of a row, where a tensor has no dim to take rows from
+_MIN_ROW = 16
+_NUM_FIGURES = 4  # of a tensor: sum, sum of squares, maximum, minimum
 _HASH_MASK = (1 << 64) - 1
-_HASH_PRIME = 0x100000001B3
+_HASH_PRIMES = 0x100000001B3, 0x9E3779B97F4A7C15 >> 1  # of rows and of columns
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -33,75 +33,113 @@ class Statistics:
 
 @final
 class StatisticsBuffer:
-    """Figures of many tensors that are still on the device, as 0-dim tensors."""
+    """Figures of many tensors that are still on the device, as 0-dim tensors.
+
+    Nothing of the size of a tensor is allocated, except for integers.
+    """
 
     def __init__(self) -> None:
         self._figures: list[torch.Tensor] = []
         self._hashes: list[torch.Tensor] = []
-        self._num_slices: list[int] = []
-        self._factors: dict[torch.device, torch.Tensor] = {}
+        self._counts: list[torch.Tensor | int] = []  # of nonfinite values
+        self._is_empty: list[bool] = []
+        self._places: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self._num_slices)
+        return len(self._is_empty)
 
     def add(self, tensor: torch.Tensor) -> int:
         """Compute the figures of a plain tensor with data; returns its number in `read`."""
-        flat = _make_real(tensor.detach()).reshape(-1)
-        num_slices = 0
-        for start in range(0, flat.numel(), _SLICE):
-            self._add_slice(flat[start : start + _SLICE])
-            num_slices += 1
-        self._num_slices.append(num_slices)
-        return len(self._num_slices) - 1
+        self._is_empty.append(not tensor.numel())
+        if tensor.numel():
+            matrix = _view_rows(_make_real(tensor.detach()))
+            values = matrix if matrix.is_floating_point() else matrix.to(torch.float64)
+            total = torch.float64 if values.dtype is torch.float64 else torch.float32
+            minimum, maximum = values.amin(), values.amax()
+            self._figures += [
+                values.sum(dtype=total),
+                _sum_squares(values, total),
+                maximum.to(total),
+                minimum.to(total),
+            ]
+            self._counts.append(_count_nonfinite(values, maximum, minimum))
+            self._add_hash(matrix)
+        return len(self._is_empty) - 1
 
-    def _add_slice(self, flat: torch.Tensor) -> None:
-        values = _widen(flat)
-        squares = values * values
-        minimum, maximum = torch.aminmax(values)
-        figures = (
-            values.sum(),
-            squares.sum(),
-            minimum,
-            maximum,
-            torch.count_nonzero(torch.mul(values, 0, out=squares)),  # NaN where not finite
-        )
-        self._figures.append(torch.stack([figure.to(torch.float64) for figure in figures]))
-        self._hashes.append(self._hash(flat))
+    def _add_hash(self, matrix: torch.Tensor) -> None:
+        """Sums of the bits of rows and of columns, each times a factor by position."""
+        bits = matrix.view(_BITS[matrix.element_size()])
+        # Sums of int32 wrap, and cost a tenth of those of int64 on CPUs.
+        total = torch.int64 if bits.dtype is torch.int64 else torch.int32
+        for dim in (1, 0):
+            sums = bits.sum(dim=dim, dtype=total)
+            self._hashes.append((sums * self._find_places(matrix.device, len(sums))).sum())
 
-    def _hash(self, flat: torch.Tensor) -> torch.Tensor:
-        """A sum of the bits of each element times a factor that depends on its position."""
-        bits = flat.view(_BITS[flat.element_size()])
-        if bits.element_size() < 4:
-            bits = bits.to(torch.int32)
-        factors = self._find_factors(flat.device).to(bits.dtype)
-        num_rows = bits.numel() // _ROW
-        head, tail = bits[: num_rows * _ROW].view(num_rows, _ROW), bits[num_rows * _ROW :]
-        rows = (head * factors).sum(dim=1, dtype=torch.int64)
-        rows = torch.cat([rows, (tail * factors[: tail.numel()]).sum(dtype=torch.int64)[None]])
-        places = torch.arange(1, rows.numel() + 1, device=flat.device)
-        return (rows * (places * _HASH_PRIME)).sum()
-
-    def _find_factors(self, device: torch.device) -> torch.Tensor:
-        """Odd numbers by position in a row, from a generator that is not the program's."""
-        if device not in self._factors:
-            numbers, state = [], 0x9E3779B9
-            for _ in range(_ROW):
-                state = (state * 1_664_525 + 1_013_904_223) % (1 << 32)
-                numbers.append(((state >> 8) | 1) & 0x7FFFFF)
-            self._factors[device] = torch.tensor(numbers, dtype=torch.int32, device=device)
-        return self._factors[device]
+    def _find_places(self, device: torch.device, count: int) -> torch.Tensor:
+        if (device, count) not in self._places:
+            places = torch.arange(1, count + 1, device=device)
+            self._places[device, count] = places * 0x9E3779B1 % 0x7FFFFFFF
+        return self._places[device, count]
 
     def read(self) -> list[Statistics]:
         """The figures of all tensors, in the order in which they were added; empties the buffer."""
         figures = _copy_to_host(self._figures)
         hashes = _copy_to_host(self._hashes)
-        results, start = [], 0
-        for num_slices in self._num_slices:
-            part = slice(start, start + num_slices)
-            results.append(_combine(figures[part], hashes[part]))
-            start += num_slices
-        self._figures, self._hashes, self._num_slices = [], [], []
+        counts = iter(_read_counts(self._counts))
+        results, number = [], 0
+        for is_empty in self._is_empty:
+            if is_empty:
+                results.append(Statistics(0.0, 0.0, 0.0, 0, f"{0:016x}"))
+                continue
+            own = figures[_NUM_FIGURES * number : _NUM_FIGURES * (number + 1)]
+            bits = sum(
+                prime * value
+                for prime, value in zip(
+                    _HASH_PRIMES, hashes[2 * number : 2 * number + 2], strict=True
+                )
+            )
+            results.append(_combine(own, next(counts), bits))
+            number += 1
+        self._figures, self._hashes, self._counts, self._is_empty = [], [], [], []
         return results
+
+
+def _view_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a matrix: its last dim as rows, or rows of 1,024 elements, or one row."""
+    if tensor.dtype is torch.bool:
+        tensor = tensor.view(torch.uint8)
+    if tensor.dim() > 1 and tensor.shape[-1] >= _MIN_ROW:
+        return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.reshape(-1, _ROW if tensor.numel() % _ROW == 0 else tensor.numel())
+
+
+def _sum_squares(values: torch.Tensor, total: torch.dtype) -> torch.Tensor:
+    """The sum of squares; long sums of float32 on CPUs are made of those of rows."""
+    if values.is_cuda:
+        norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=total)
+        return norm.square()
+    if len(values) == 1 and values.numel() > 4 * _ROW:
+        return values.to(torch.float64).square().sum().to(total)
+    rows: torch.Tensor = torch.linalg.vector_norm(values, dim=1, dtype=total)
+    return rows.square().sum()
+
+
+def _count_nonfinite(
+    values: torch.Tensor, maximum: torch.Tensor, minimum: torch.Tensor
+) -> torch.Tensor | int:
+    """How many values are NaN or infinite; on a device, to wait for nothing, at least one."""
+    if not values.is_cpu:
+        return (~torch.isfinite(maximum - minimum)).to(torch.int32)
+    largest, smallest = float(maximum), float(minimum)
+    if math.isfinite(largest) and math.isfinite(smallest):
+        return 0
+    return int((~values.isfinite()).sum())
+
+
+def _read_counts(counts: list[torch.Tensor | int]) -> list[int]:
+    tensors = [count for count in counts if isinstance(count, torch.Tensor)]
+    values = iter(_copy_to_host(tensors))
+    return [int(next(values)) if isinstance(count, torch.Tensor) else count for count in counts]
 
 
 def _make_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,39 +147,27 @@ def _make_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _widen(flat: torch.Tensor) -> torch.Tensor:
-    """The values as float32, or as float64 if they do not fit: it sums integers exactly."""
-    if not flat.is_floating_point() or flat.dtype is torch.float64:
-        return flat.to(torch.float64)
-    return flat.to(torch.float32)
-
-
 def _copy_to_host(tensors: list[torch.Tensor]) -> list[Any]:
-    """The values of tensors of one shape as numbers or lists, with one wait per device."""
-    by_device: dict[torch.device, list[int]] = {}
+    """The values of 0-dim tensors, with one wait for each device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
+        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
     results: list[Any] = [None] * len(tensors)
-    for indices in by_device.values():
-        rows = torch.stack([tensors[index] for index in indices]).cpu().tolist()
-        for index, row in zip(indices, rows, strict=True):
-            results[index] = row
+    for indices in groups.values():
+        values = torch.stack([tensors[index] for index in indices]).cpu().tolist()
+        for index, value in zip(indices, values, strict=True):
+            results[index] = value
     return results
 
 
-def _combine(figures: list[list[float]], hashes: list[int]) -> Statistics:
-    if not figures:
-        return Statistics(0.0, 0.0, 0.0, 0, f"{0:016x}")
-    sums, squares, minima, maxima, counts = zip(*figures, strict=True)
-    value = 0
-    for number in hashes:
-        value = (value * _HASH_PRIME + number) & _HASH_MASK
+def _combine(figures: list[float], num_nonfinite: int, bits: int) -> Statistics:
+    total, squares, maximum, minimum = figures
     return Statistics(
-        sum=_keep_finite(sum(sums)),
-        sum_squares=_keep_finite(sum(squares)),
-        max_abs=_keep_finite(max(map(abs, (*minima, *maxima)))),
-        num_nonfinite=round(sum(counts)),
-        hash=f"{value:016x}",
+        sum=_keep_finite(total),
+        sum_squares=_keep_finite(squares),
+        max_abs=_keep_finite(max(abs(maximum), abs(minimum))),
+        num_nonfinite=num_nonfinite,
+        hash=f"{bits & _HASH_MASK:016x}",
     )
 
 

@@ -30,7 +30,8 @@ class ValueSample(Record, frozen=True, kw_only=True, gc=False):
     its mesh, whose lowest rank is `mesh_rank`, and `coordinate` is this rank's. `name` is that of
     the module or parameter, and `path` the position among its tensors, if there are several. `call`
     counts the calls of the module in this step, from 0. `order` is the position among all samples
-    of this rank. `hash` depends on each bit and its position; it is empty for a number that was not
+    of this rank. `num_nonfinite` counts values that are NaN or infinite; on a GPU it is 1 if there
+    are any. `hash` depends on each bit and its position; it is empty for a number that was not
     read from a tensor. Sums are None where they are not finite, or have no meaning.
     """
 

@@ -43,8 +43,8 @@ def describe_difference(
     has_copies: bool = False,
 ) -> str:
     """What relates two tensors that deviate, in a sentence; empty if nothing known does."""
-    if a.num_nonfinite != b.num_nonfinite:
-        return f"{a.num_nonfinite:,} nonfinite values in A, {b.num_nonfinite:,} in B"
+    if bool(a.num_nonfinite) != bool(b.num_nonfinite):
+        return f"run {'A' if a.num_nonfinite else 'B'} has NaN or infinite values"
     if partial:
         return (
             f"before that, the output of `{partial}` agrees only as the sum of the ranks' tensors, "

@@ -55,7 +55,7 @@ def rank_comparison(result: Comparison) -> tuple[bool, int, bool, float]:
 
 def measure(a: FullValue, b: FullValue, *, usual_rms: float = 0.0, factor: float = 1.0) -> float:
     """The deviation of norms or sums, whichever is larger, relative to the norm."""
-    if a.num_nonfinite != b.num_nonfinite:
+    if bool(a.num_nonfinite) != bool(b.num_nonfinite):
         return math.inf
     count = max(1, a.num_elements)
     scale = max(a.norm or 0.0, (b.norm or 0.0) / factor, usual_rms * math.sqrt(count))
