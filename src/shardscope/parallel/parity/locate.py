@@ -66,7 +66,19 @@ def find_origins(
         _is_same_module(origin.module, backward.module) for origin in parameter_origins
     ):
         return parameter_origins
-    return [*parameter_origins, backward]
+    calls = _order_modules(runs.reference)
+    start = calls.get(backward.named_module, 0)
+    # Where it is not known whether the gradient of a module's output agrees, and the module is
+    # called before the gradient that differs first, its parameters differ as a consequence.
+    own = [o for o in parameter_origins if o.is_first or calls.get(o.module or "", start) >= start]
+    return [*own, backward]
+
+
+def _order_modules(reference: StepResult) -> dict[str, int]:
+    """The modules that are called in forward, with their positions in that order."""
+    points = map(ProbePoint.decode, reference.snapshots)
+    called = dict.fromkeys(point.module for point in points if point.phase is Phase.FORWARD)
+    return {module: position for position, module in enumerate(called)}
 
 
 def _is_same_module(module: str | None, outer: str | None) -> bool:
