@@ -473,3 +473,18 @@ def test_rows_that_the_loss_of_ranks_leaves_out_are_counted():
     finding = only_finding(compare(step, single_step=step, inputs=(X[:6], Y[:6])))
     assert (finding.rule, finding.subject) == ("parity-stale", "the loss")
     assert "zero in 2 of 6 rows" in finding.fact
+
+
+def test_an_op_that_only_allocates_is_not_called_the_first_to_differ():
+    def step(model, batch, optimizer, mesh=None):
+        x, y = batch
+        optimizer.zero_grad()
+        start = torch.arange(1.0)[0] if mesh is None else torch.zeros(())
+        output = model(x)
+        output.register_hook(lambda gradient: gradient * (1 if mesh is None else 3))
+        (start + (output - y).square().mean()).backward()
+        optimizer.step()
+
+    finding = only_finding(compare(step, single_step=step, inputs=(X[:6], Y[:6])))
+    assert finding.rule == "parity-scaled"
+    assert "zeros" not in finding.fact

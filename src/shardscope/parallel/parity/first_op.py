@@ -19,6 +19,18 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.probe import ProbePoint, Role
 from shardscope.record import TOLERABLE, Agreement, Source
 
+# Ops that allocate or copy: that the ranks call them is no difference in what is computed.
+_TRIVIAL = {
+    "clone",
+    "copy_",
+    "detach",
+    "empty",
+    "empty_like",
+    "full",
+    "ones",
+    "zeros",
+    "zeros_like",
+}
 _WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 
 
@@ -85,6 +97,8 @@ def find_first_wrong_op(
             if constant is not None:
                 rank_op_number, changed_argument = constant
                 return _make_op(ranks[0], rank_op_number, changed=[changed_argument])
+            if not _TRIVIAL.isdisjoint(rank_ops[rank_start][0].split(".")):
+                continue
             single_op_number, rank_op_number = single_ops[single_start][1], rank_ops[rank_start][1]
             _, outputs = _compare_ops(runs, ranks, mesh, {rank_op_number: single_op_number}).get(
                 single_op_number, ([], [])
