@@ -25,6 +25,15 @@ OF_A_STEP = {
 }
 
 
+def test_accelerate_steps_its_scheduler_for_each_rank_on_purpose() -> None:
+    pytest.importorskip("accelerate")
+    program = Program(str(PROGRAM.with_name("accelerated.py")), ())
+    recording = compare_program(program, num_per_node=2)
+    assert find_alarms(recording) == []
+    details = {v.detail for v in recording.parity[0].tensors if v.kind is TensorKind.SETTING}
+    assert "Accelerate steps a scheduler once for each rank" in details
+
+
 def compare(ways: str) -> Recording:
     return compare_program(Program(str(PROGRAM), (ways,)), num_per_node=2)
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed import device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.module_calls import replace_outermost_calls
@@ -180,7 +181,7 @@ class ReplayInstrument:
         self._stack.enter_context(rng)
         if self._is_fp64:
             self._stack.enter_context(fp64_mode(self._narrow))
-        observer = StepsObserver(model, self._exchange_gradients)
+        observer = StepsObserver(model, self._exchange_gradients, self._exchange_settings)
         self._stack.enter_context(observer.watching())
         return observer
 
@@ -194,6 +195,15 @@ class ReplayInstrument:
             values = dict(zip(gradients, perturb_ulp(list(gradients.values())), strict=True))
         owned = ((name, p.grad) for name, p in parameters.items() if p.grad is not None)
         _load(iter(owned), values)
+
+    def _exchange_settings(self, optimizer: Optimizer, names: Mapping[int, str], step: int) -> None:
+        """Go on with the settings of the ranks' optimizer, such as the learning rate."""
+        settings = self._plan.settings[step] if step < len(self._plan.settings) else {}
+        for group in optimizer.param_groups:
+            name = next((names[id(p)] for p in group["params"] if id(p) in names), None)
+            for setting, values in settings.items():
+                if name in values and setting in group and group[setting] != values[name]:
+                    group[setting] = values[name]
 
     def _make_result(self, model: nn.Module, arguments: Any) -> ReplayResult:
         plan, is_fp64, is_perturbed = self._plan, self._is_fp64, self._is_perturbed

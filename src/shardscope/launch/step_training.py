@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, final
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
+    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -50,10 +53,11 @@ class StepsObserver:
         self,
         model: nn.Module,
         on_gradients: Callable[[Mapping[str, torch.Tensor], int], None] = lambda *_: None,
+        on_optimizer: Callable[[Optimizer, Mapping[int, str], int], None] = lambda *_: None,
     ) -> None:
         self._model = model
         self._names = OriginalNames(model)
-        self._on_gradients = on_gradients
+        self._on_gradients, self._on_optimizer = on_gradients, on_optimizer
         self._recorder = TrainingRecorder(model, self._names, on_gradients=self._note_gradients)
         self._gather = Gatherer() if dist.is_initialized() else keep_local
         self._num_in_optimizer = 0
@@ -115,6 +119,7 @@ class StepsObserver:
             dataclasses.replace(gathered, training=training, changed=training.changed)
         )
         self.training.inputs.append(inputs)
+        self.training.has_accelerate_scheduler = _has_accelerate_scheduler()
 
     def _note_gradients(self) -> None:
         with unwatched():
@@ -122,8 +127,10 @@ class StepsObserver:
                 dict(self._names.parameters(self._model)), len(self.training.results)
             )
 
-    def _begin_optimizer(self, *_: Any) -> None:
+    def _begin_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         self._num_in_optimizer += 1
+        names = {id(p): name for name, p in self._names.parameters(self._model)}
+        self._on_optimizer(optimizer, names, len(self.training.results))
 
     def _end_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._num_in_optimizer = max(0, self._num_in_optimizer - 1)
@@ -149,6 +156,16 @@ def _find_data_parallel(model: nn.Module) -> Iterator[tuple[int, ...]]:
             yield tuple(dist.get_process_group_ranks(module.process_group))
     for mesh in fsdp_meshes(model):
         yield tuple(mesh.mesh.flatten().tolist())
+
+
+def _has_accelerate_scheduler() -> bool:
+    """Whether Accelerate steps a scheduler of the program once for each rank, as it does."""
+    module = sys.modules.get("accelerate.scheduler")
+    kind = getattr(module, "AcceleratedScheduler", None)
+    return kind is not None and any(
+        issubclass(type(value), kind) and not getattr(value, "split_batches", True)
+        for value in gc.get_objects()
+    )
 
 
 def _is_local_batch_norm(module: nn.Module) -> bool:

@@ -57,7 +57,8 @@ class CapturedTraining:
     model. `output_gradients` are those that backward sends into what each call of the first step
     returns. `data` are the tensors that reach the model or the loss, and `problems` sentences on
     those that could not be replaced. `data_parallel` has the groups of ranks over which gradients
-    are averaged. With `has_batch_norm` samples of a batch depend on each other.
+    are averaged. With `has_batch_norm` samples of a batch depend on each other; with
+    `has_accelerate_scheduler` the learning rate depends on the number of ranks on purpose.
     """
 
     results: list[StepResult] = field(default_factory=list)
@@ -65,6 +66,7 @@ class CapturedTraining:
     output_gradients: list[list[torch.Tensor | None]] = field(default_factory=list)
     data_parallel: list[tuple[int, ...]] = field(default_factory=list)
     has_batch_norm: bool = False
+    has_accelerate_scheduler: bool = False
     data: list[DataTensor] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -110,8 +112,8 @@ class ReplayPlan:
     """What a single device needs to replay the step of all ranks.
 
     `parameters` has the tensor of each rank; a single one if all ranks have the same. `data` is
-    what the program gets in place of its own data, and `gradients` what it goes on with in each
-    step, so that errors of gradients do not show again in all that follows.
+    what the program gets in place of its own data, `gradients` and `settings` of the optimizer what
+    it goes on with in each step, so that errors of these do not show again in all that follows.
     """
 
     groups: list[ReplayGroup]
@@ -120,6 +122,7 @@ class ReplayPlan:
     axes: dict[str, int]
     data: DataPlan
     gradients: list[Tensors]
+    settings: list[dict[str, dict[str, float]]]
 
 
 @final
@@ -189,6 +192,7 @@ def plan_replay(
             _choose_gradients(results)
             for results in zip(*(step.training.results for step in steps), strict=False)
         ],
+        [result.training.settings for result in steps[0].training.results],
     )
 
 

@@ -126,6 +126,8 @@ def compare_training(
     accepted = accept_own_values(
         steps, stages, plan.axes, [single.training for single in references]
     )
+    if ranks[0].has_accelerate_scheduler:
+        accepted = [list(map(_accept_setting, step)) for step in accepted]
     accepted = [
         [_accept_own_loss(result, results) for result in step]
         for step, results in zip(accepted, of_ranks, strict=True)
@@ -161,6 +163,13 @@ def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> _Step:
     # Programs that reduce or clip gradients by hand do so before the optimizer gets them.
     others = [compare(*moment) for moment in list_moments(runs, ranks)]
     return min([first, *others], key=lambda step: step.num_wrong_gradients)
+
+
+def _accept_setting(result: TensorComparison) -> TensorComparison:
+    """Accept a setting that depends on the number of ranks because Accelerate wants it to."""
+    if result.case.kind is not TensorKind.SETTING or result.verdict.agreement in TOLERABLE:
+        return result
+    return call_close(result, "Accelerate steps a scheduler once for each rank")
 
 
 def _accept_own_loss(result: TensorComparison, ranks: Sequence[StepResult]) -> TensorComparison:
