@@ -3,7 +3,8 @@
     python benchmarks/value_overhead.py                  # a Llama of 4 layers on one thread
     python benchmarks/value_overhead.py --device cuda    # in bf16, on an accelerator
 
-Steps are interleaved, and ratios are those of one round. Every sampled step is read at its end.
+Steps are interleaved, and ratios are those of one round. Every sampled step is read at its end. On
+the CPU time is that of the thread, which other processes do not change.
 """
 
 from __future__ import annotations
@@ -59,17 +60,22 @@ def make_step(device: str, dim: int, num_tokens: int) -> tuple[Llama, Callable[[
 
 
 def time_context(
-    name: str, model: Llama, step: Callable[[], None], synchronize: Callable[[], None]
+    name: str,
+    model: Llama,
+    step: Callable[[], None],
+    *,
+    synchronize: Callable[[], None],
+    clock: Callable[[], float],
 ) -> float:
     """Milliseconds of a step: of all steps in the context, with the reading at its end."""
     step()
     synchronize()
-    started = time.perf_counter()
+    started = clock()
     with CONTENDERS[name](model):
         for _ in range(NUM_STEPS):
             step()
     synchronize()
-    return (time.perf_counter() - started) / NUM_STEPS * 1e3
+    return (clock() - started) / NUM_STEPS * 1e3
 
 
 def measure(
@@ -77,6 +83,7 @@ def measure(
 ) -> tuple[int, dict[str, list[float]]]:
     """The number of parameters, and the time of a step of each contender in each round."""
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = time.perf_counter if device == "cuda" else time.thread_time
     model, step = make_step(device, dim, num_tokens)
     names = list(CONTENDERS)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -84,7 +91,7 @@ def measure(
         gc.collect()
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            elapsed_ms = time_context(name, model, step, synchronize)
+            elapsed_ms = time_context(name, model, step, synchronize=synchronize, clock=clock)
             if number:  # the first round warms up
                 times[name].append(elapsed_ms)
     return sum(parameter.numel() for parameter in model.parameters()), times

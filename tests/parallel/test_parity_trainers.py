@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import parity
-from shardscope.record import TensorKind
+from shardscope.record import Severity, TensorKind
 
 WIDTH, NUM_MICRO = 8, 2
 X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -207,3 +207,40 @@ def test_gradients_that_a_rank_counts_in_no_norm_and_does_not_clip_are_named(is_
     [finding] = recording.findings
     assert (finding.subject, finding.rule) == ("gradient clipping", "parity-clipping")
     assert "Rank 1 does not clip 0.weight." in finding.fact
+
+
+class Centered(nn.Module):
+    """Has a bias without effect: its gradient is only noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y - y.mean(0)
+
+
+def test_a_gradient_that_is_only_noise_may_be_larger_in_half_precision():
+    def parallelize(model, mesh):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        return fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+
+    def step(model, batch, optimizer):
+        model(batch).float().pow(4).mean().backward()
+        optimizer.step()
+
+    torch.manual_seed(0)
+    recording = parity(
+        Centered(),
+        {"dp": 2},
+        parallelize=parallelize,
+        inputs=X,
+        train_step=step,
+        optimizer=make_optimizer,
+        precision=torch.bfloat16,
+    )
+    [bias] = [t for t in recording.parity[0].tensors if (t.name, t.step) == ("layer.bias", 1)][:1]
+    assert bias.noise > 0.5
+    assert bias.error > 100 * bias.noise
+    assert {finding.severity for finding in recording.findings} <= {Severity.INFO}

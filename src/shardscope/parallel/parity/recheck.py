@@ -118,9 +118,15 @@ def _is_fp64_rounding(fp64_result: TensorComparison) -> bool:
 
 
 def _is_small(result: TensorComparison) -> bool:
-    """Whether rounding can explain an error: ranks may take another path in double precision."""
+    """Whether rounding can explain an error: ranks may take another path in double precision.
+
+    It can where the tensor is nothing but noise on the single device, as the gradient of a bias of
+    keys: the ranks may compute in a much lower precision.
+    """
     error, noise = result.verdict.error, result.verdict.noise
-    return error is None or noise is None or error <= max(_MAX_ROUNDING, 100 * noise)
+    if error is None or noise is None or noise > _MAX_ROUNDING:
+        return True
+    return error <= max(_MAX_ROUNDING, 100 * noise)
 
 
 def recheck_without_rng(
