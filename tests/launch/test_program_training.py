@@ -34,6 +34,16 @@ def test_accelerate_steps_its_scheduler_for_each_rank_on_purpose() -> None:
     assert "Accelerate steps a scheduler once for each rank" in details
 
 
+@pytest.mark.parametrize("words", [(), ("summed",)])
+def test_ranks_with_parts_of_one_sequence_are_compared_together(words: tuple[str, ...]) -> None:
+    program = Program(str(PROGRAM.with_name("sequence.py")), words)
+    recording = compare_program(program, num_per_node=2)
+    alarms = find_alarms(recording)
+    assert [finding.rule for finding in alarms] == ["parity-double-reduction"] * len(words)
+    assert all("Every gradient is 2 times as large" in finding.fact for finding in alarms)
+    assert recording.gaps == ()
+
+
 def compare(ways: str) -> Recording:
     return compare_program(Program(str(PROGRAM), (ways,)), num_per_node=2)
 

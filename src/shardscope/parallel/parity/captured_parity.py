@@ -75,9 +75,8 @@ def compare_steps(
         else _find_problems(calls, training, steps, plan, replays)
     )
     has_data = training is not None and training.has_data
-    # Ranks that exchange parts of a sequence differ from replays of their inputs, and are right.
-    is_right = training is not None and training.is_right
-    parts = [part for part in calls.parts if not is_right or not _find_wrong(part.comparisons)]
+    is_dependent = _exchange_samples(training, plan)
+    parts = [p for p in calls.parts if not is_dependent or not _find_wrong(p.comparisons)]
     if not has_data:
         parts.append(calls.gradients)
     records = [
@@ -109,7 +108,17 @@ def compare_steps(
         findings=tuple(findings),
         gaps=(*find_torch_gaps(), *gaps, *_find_gaps(steps, calls, plan, training)),
     )
-    return recording, not is_right and _can_locate(calls, plan)
+    return recording, not is_dependent and _can_locate(calls, plan)
+
+
+def _exchange_samples(training: TrainingComparison | None, plan: ReplayPlan) -> bool:
+    """Whether ranks with other inputs need each other, as those with parts of one sequence do.
+
+    They differ from replays of their own inputs, and compute the right loss together.
+    """
+    if training is None:
+        return False
+    return training.is_right or (len(plan.groups) > 1 and training.has_right_losses)
 
 
 class _Part(NamedTuple):
@@ -183,9 +192,13 @@ def _find_problems(
         return [stale]
     if training is not None and training.is_right:
         return []
-    for part in calls.parts:
-        if _find_wrong(part.comparisons):
-            return find_problems(part.result, part.axes)
+    wrong_parts = [part for part in calls.parts if _find_wrong(part.comparisons)]
+    is_dependent = _exchange_samples(training, plan)
+    if wrong_parts and not is_dependent:
+        return find_problems(wrong_parts[0].result, wrong_parts[0].axes)
+    if wrong_parts and training is not None:
+        result = training.make_result(has_exact=calls.result.has_exact)
+        return find_problems(result, plan.axes)
     problems = find_problems(calls.gradients.result, plan.axes)
     single = replays.trainings[0]
     if training is None or single is None:

@@ -51,6 +51,12 @@ class TrainingComparison:
         return self.has_data and self.index is None
 
     @property
+    def has_right_losses(self) -> bool:
+        """Whether the first losses are those of the single process on the samples of all ranks."""
+        losses = [r for r in self.steps[0] if r.case.kind is TensorKind.LOSS]
+        return self.has_data and bool(losses) and not list_wrong(losses)
+
+    @property
     def index(self) -> int | None:
         """The first step in which something differs."""
         wrong = (index for index, step in enumerate(self.steps) if list_wrong(step))
