@@ -24,7 +24,9 @@ from benchmarks.silent.correct_layouts import (
     ShardedTensorParallel,
     TensorParallel,
 )
+from benchmarks.silent.correct_parallel_scripts import PARALLEL_SCRIPTS
 from benchmarks.silent.correct_pipelines import Pipeline
+from benchmarks.silent.correct_scripts import SCRIPTS, Script
 from benchmarks.silent.correct_steps import (
     Details,
     LossOfElements,
@@ -369,4 +371,8 @@ def list_programs() -> Iterator[Program]:
     )
 
 
-PROGRAMS: dict[str, Program] = {program.name: program for program in list_programs()}
+PROGRAMS: dict[str, Program | Script] = {
+    **{program.name: program for program in list_programs()},
+    **SCRIPTS,
+    **PARALLEL_SCRIPTS,
+}

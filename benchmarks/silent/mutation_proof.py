@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from benchmarks.silent import mutations
-from benchmarks.silent.correct import PROGRAMS, Program
+from benchmarks.silent.correct import PROGRAMS, Program, Script
 from benchmarks.silent.correct_steps import plain_name
 from benchmarks.silent.proof import gather, make_batches, make_model, shard
 from torch import Tensor
@@ -166,7 +166,7 @@ def _error(value: Tensor, expected: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _run_single(program: Program) -> Named:
+def _run_single(program: Program | Script) -> Named:
     """The numbers and parameters of a single device."""
     model = make_model(program)
     trainer = program.make_trainer(model)
@@ -176,7 +176,7 @@ def _run_single(program: Program) -> Named:
     return numbers | {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _run_rank_of(program: Program, mesh: DeviceMesh) -> Named:
+def _run_rank_of(program: Program | Script, mesh: DeviceMesh) -> Named:
     """The numbers and parameters of this rank; those of shards are gathered."""
     layout = program.layout
     if hasattr(layout, "dtype"):

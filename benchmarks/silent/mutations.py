@@ -168,6 +168,13 @@ def _list_sites(file: str) -> Iterator[Site]:
                 yield Site(file, node.lineno, node.col_offset, owner, callee, keys.get(node, ""))
 
 
+def list_lines(site: Site) -> range:
+    """The lines of the function, or the method, that contains a call."""
+    functions = dict(_functions(_tree(site.file)))
+    function = functions[site.function]
+    return range(function.lineno, (function.end_lineno or function.lineno) + 1)
+
+
 def _style_keys(function: ast.AST) -> dict[ast.AST, str]:
     """The key of the style that each node belongs to."""
     keys: dict[ast.AST, str] = {}

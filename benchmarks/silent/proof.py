@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from benchmarks.silent.correct import PROGRAMS, Program
+from benchmarks.silent.correct import PROGRAMS, Program, Script
 from benchmarks.silent.correct_models import Batch
 from benchmarks.silent.correct_steps import plain_name
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ def _run_rank(rank: int, size: int, folder: str, names: Sequence[str]) -> None:
     os._exit(0)
 
 
-def compare(program: Program, mesh: DeviceMesh) -> float:
+def compare(program: Program | Script, mesh: DeviceMesh) -> float:
     """The largest error, over all ranks and parameters, relative to the largest element."""
     single = run_single(program)
     local = run_rank(program, mesh)
@@ -117,7 +117,7 @@ def compare(program: Program, mesh: DeviceMesh) -> float:
     return float(max(error for error, _ in results))
 
 
-def make_model(program: Program) -> nn.Module:
+def make_model(program: Program | Script) -> nn.Module:
     """The model in double precision, without dropout, whose ranks draw different numbers."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -129,7 +129,7 @@ def make_model(program: Program) -> nn.Module:
     return model
 
 
-def make_batches(program: Program) -> list[Batch]:
+def make_batches(program: Program | Script) -> list[Batch]:
     """The batches in double precision."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -141,7 +141,7 @@ def make_batches(program: Program) -> list[Batch]:
     ]
 
 
-def run_single(program: Program) -> Parameters:
+def run_single(program: Program | Script) -> Parameters:
     """The parameters after all steps of a single device."""
     model = make_model(program)
     trainer = program.make_trainer(model)
@@ -150,7 +150,7 @@ def run_single(program: Program) -> Parameters:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def run_rank(program: Program, mesh: DeviceMesh) -> Parameters:
+def run_rank(program: Program | Script, mesh: DeviceMesh) -> Parameters:
     """The parameters after all steps of this rank; those of shards are gathered."""
     layout = program.layout
     if hasattr(layout, "dtype"):
@@ -177,7 +177,7 @@ def gather(value: Tensor, mesh: DeviceMesh, axis: str, dim: int) -> Tensor:
     return torch.cat(parts, dim)
 
 
-def shard(batch: Batch, program: Program, mesh: DeviceMesh) -> Batch:
+def shard(batch: Batch, program: Program | Script, mesh: DeviceMesh) -> Batch:
     """This rank's part of the batch along the layout's batch axes."""
     layout: Mapping[str, int] = program.layout.mesh
     number, index = 1, 0

@@ -50,6 +50,7 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
+    EVALUATION,
     Probe,
     ProbedStep,
     Region,
@@ -85,6 +86,7 @@ from shardscope.parallel.equivalence.training import (
 
 __all__ = [
     "AS_IT_IS",
+    "EVALUATION",
     "MARKED",
     "OF_A_RANK",
     "UPDATED",

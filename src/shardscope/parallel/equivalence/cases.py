@@ -368,6 +368,10 @@ class _Table:
                 for rounded, rounded_fp64 in self._perturbed_runs
             ]
             target, floor = self._find_target(reference, fp64, perturbed_runs)
+            if floor.rms > floor.scale:  # zero up to rounding, which grows with coarser dtypes
+                coarse = _coarser(reference.dtype, self._precision)
+                power = 2.0 if key[0] is TensorKind.STATE else 1.0  # it may have squares
+                floor = floor.scale_by((epsilon(coarse) / epsilon(reference.dtype)) ** power)
         return Case(
             *key,
             reference,

@@ -204,6 +204,8 @@ Tensors = dict[Key, torch.Tensor]
 GatherFull = Callable[[Tensors], Tensors]
 """Makes full tensors of a rank's shards; all ranks call it once for each step."""
 
+EVALUATION = "evaluation"
+"""The name of what the model returns without gradients after an optimizer has stepped."""
 _SEPARATOR = "\0"  # in no path
 
 
@@ -304,7 +306,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     returned: object = None
     with ExitStack() as stack:
         stack.callback(backwards.remove)
-        calls = stack.enter_context(_captured_outputs(model, names, backwards))
+        calls = stack.enter_context(_captured_outputs(model, names, backwards, recorder))
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
         wrapper_calls = stack.enter_context(_counted_calls(model, DistributedDataParallel))
@@ -337,6 +339,10 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         f"{call}{_SEPARATOR}{path}": tensor
         for call, output in enumerate(calls.results)
         for path, tensor in named_tensors(output)
+    } | {
+        f"{call}{_SEPARATOR}{EVALUATION}{path}": tensor
+        for call, output in enumerate(calls.evaluations)
+        for path, tensor in named_tensors(output)
     }
     full = gather_result(run.gather, outputs, gradients, buffers, training)
     declared: dict[str | Key, Declared] = {}
@@ -344,7 +350,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     return replace(
         full,
         changed=frozenset(changed) | training.changed,
-        num_calls=len(calls.results),
+        num_calls=len(calls.results) + len(calls.evaluations),
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
@@ -537,16 +543,23 @@ def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
 @final
 @dataclass(eq=False)
 class _Calls:
-    """What the model returns in each call, its inputs in all calls, and the line of the first."""
+    """What the model returns in each call, its inputs in all calls, and the line of the first.
+
+    What it returns without gradients, after an optimizer has stepped, is an evaluation.
+    """
 
     results: list[object] = field(default_factory=list)
+    evaluations: list[object] = field(default_factory=list)
     inputs: list[torch.Tensor] = field(default_factory=list)
     source: Source | None = None
 
 
 @contextmanager
 def _captured_outputs(
-    model: nn.Module, names: OriginalNames, backwards: _BackwardCounter
+    model: nn.Module,
+    names: OriginalNames,
+    backwards: _BackwardCounter,
+    recorder: TrainingRecorder | None,
 ) -> Iterator[_Calls]:
     """Collect what the model gets and returns in each call, also if the step does not return it.
 
@@ -566,7 +579,9 @@ def _captured_outputs(
         nonlocal depth
         depth -= 1
         if not depth and not is_in_backward():  # backward calls a checkpointed model again
-            outputs.results.append(output)
+            is_updated = recorder is not None and recorder.is_updated
+            is_evaluation = is_updated and not torch.is_grad_enabled()
+            (outputs.evaluations if is_evaluation else outputs.results).append(output)
             backwards.register(output)
 
     handles = []

@@ -144,6 +144,8 @@ class TrainingRecorder:
         self._values = TrainingValues()
         self._has_new_gradients = True  # since they were last read
         self._addresses: dict[int, str] | None = None  # of gradients that collectives may reduce
+        self._unclipped: dict[str, torch.Tensor] = {}  # gradients when they were last read
+        self._used: set[str] = set()  # parameters whose optimizer has used their gradients
         self._stepped: set[int] = set()  # ids of parameters
         self._graded: dict[str, torch.Tensor] = {}  # parameters with a gradient when one stepped
         self._counters = dict(self._read_counters())
@@ -163,6 +165,11 @@ class TrainingRecorder:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether an optimizer has stepped in the step that runs."""
+        return self._values.num_optimizer_steps > 0
 
     def take(self, returned: object) -> TrainingValues:
         """What was observed in the step that has ended and returned this; begins the next."""
@@ -208,6 +215,8 @@ class TrainingRecorder:
 
     def after_backward(self) -> None:
         """Copy the gradients: the program may change them by itself."""
+        if self._num_in_optimizer:  # it computes gradients by itself, as LBFGS does
+            self._used.clear()
         if not is_in_backward():
             self._values.tables[RAW] = _copy_all(self._gradients())
             self._values.tables[REDUCED] = {}
@@ -232,6 +241,8 @@ class TrainingRecorder:
         named = self._parameters()
         self._graded |= self._find_graded()
         own = {id(parameter): name for name, parameter in reversed(named.items())}
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._use_gradients([name for name, parameter in named.items() if id(parameter) in ids])
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
             held = set(map(id, group["params"]))
@@ -240,7 +251,7 @@ class TrainingRecorder:
             for parameter in group["params"]:
                 for name, value in numbers.items() if id(parameter) in own else ():
                     self._values.settings.setdefault(name, {})[own[id(parameter)]] = value
-        self._read_clipped({id(p) for group in optimizer.param_groups for p in group["params"]})
+        self._read_clipped(ids)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """The optimizer has stepped."""
@@ -292,8 +303,19 @@ class TrainingRecorder:
         return {name: gradient for name, gradient in pairs if gradient is not None}
 
     def _read_gradients(self) -> None:
+        """Copy the gradients, but not what is left of those that an optimizer has used."""
         self._has_new_gradients = False
-        self._values.tables[TensorKind.GRADIENT, ""] = _copy_all(self._gradients())
+        self._unclipped = _copy_all(self._gradients())
+        table = self._values.tables.setdefault((TensorKind.GRADIENT, ""), {})
+        for name in [name for name in table if name not in self._used | self._unclipped.keys()]:
+            del table[name]
+        table |= {n: g for n, g in self._unclipped.items() if n not in self._used & table.keys()}
+
+    def _use_gradients(self, names: Collection[str]) -> None:
+        """Take the gradients of these parameters, which an optimizer is about to use."""
+        table = self._values.tables[TensorKind.GRADIENT, ""]
+        table |= {name: self._unclipped[name] for name in names if name in self._unclipped}
+        self._used.update(names)
         self._on_gradients()
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -109,12 +110,23 @@ def _explanations(evidence: Evidence) -> Iterator[Explanation]:
     yield from find_divisors(evidence)
     yield from find_ratio(evidence)
     yield from find_bias(evidence)
+    yield from _explain_without_bias(evidence)
     yield from find_residual(evidence)
     if evidence.target.numel() <= MAX_ELEMENTS:
         yield from find_reduced_shards(evidence)
         yield from find_slices(evidence)
         yield from find_scattered(evidence)
         yield from find_order(evidence)
+
+
+def _explain_without_bias(evidence: Evidence) -> Iterator[Explanation]:
+    """A reduction, or a factor, before the bias was added."""
+    for bias in evidence.biases if evidence.is_forward else ():
+        without = evidence.without(bias)
+        found = itertools.chain(find_missing_reductions(without), find_ratio(without))
+        for explanation in found:
+            clause = f"apart from the bias {explanation.describe()}"
+            yield replace(explanation, clause=clause, predicate="")
 
 
 def _describe_right_ranks(evidence: Evidence) -> Explanation:

@@ -67,6 +67,13 @@ class Evidence:
         evidence._set_ranks(full)
         return evidence
 
+    def without(self, value: torch.Tensor) -> Evidence:
+        """The same evidence before a value was added to the tensor of every rank."""
+        evidence = copy.copy(self)
+        evidence.target = self.target - value
+        evidence._set_ranks([tensor - value for tensor in self.ranks])
+        return evidence
+
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
         """Whether two tensors are equal up to noise, which grows with `scale`.
 

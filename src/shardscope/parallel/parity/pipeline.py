@@ -69,7 +69,7 @@ from shardscope.parallel.parity.result import (
     OriginKind,
     ParityResult,
 )
-from shardscope.parallel.parity.scale_causes import is_scaled_by_hand
+from shardscope.parallel.parity.scale_causes import find_scaling
 from shardscope.parallel.parity.ties import find_broken_ties
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
@@ -255,10 +255,12 @@ class _Session:
         if not _count_wrong_gradients(comparison):
             return comparison
         compared = [self._compare_gradients_at(*moment) for moment in list_moments(runs, resolved)]
-        if not is_scaled_by_hand(runs.reference):
-            compared = [comparison, *compared]
-        else:  # gradients before they are clipped show a cause better
-            compared.append(comparison)
+        # If gradients are only scaled after collectives, those before that show a cause better.
+        is_clipped = find_scaling(runs.reference) is not None and all(
+            find_scaling(replace(rank, raw_gradients=rank.reduced_gradients)) is not None
+            for rank in resolved
+        )
+        compared = [*compared, comparison] if is_clipped else [comparison, *compared]
         return min(compared, key=_count_wrong_gradients)
 
     def _compare_gradients_at(self, runs: Runs, resolved: Sequence[StepResult]) -> _StepComparison:

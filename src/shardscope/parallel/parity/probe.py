@@ -129,6 +129,7 @@ class ModuleProbe:
         self.sources: dict[str, Source] = {}  # of collectives; modules have no source line
         self.numbers: dict[str, dict[str, float]] = {}  # unused: modules have no recorded arguments
         self._num_calls: dict[str, int] = {}
+        self._is_updated = False  # an optimizer has stepped
         self._num_collectives = 0
         self._communicated: dict[str, int] = {}  # elements of the results of collectives
         self._running: list[str] = []
@@ -205,7 +206,8 @@ class ModuleProbe:
         """Unused: optimizers are in no module."""
 
     def after_optimizer(self, _: object) -> None:
-        """Unused: optimizers are in no module."""
+        """Stop to record evaluations: what is wrong in them may follow from wrong updates."""
+        self._is_updated = True
 
     def read(self, _: object, __: object) -> None:
         """Unused: numbers that are read are in no module."""
@@ -257,6 +259,8 @@ class ModuleProbe:
         If hooks of the module turned the tensor that it was `passed` into this one, record the
         gradient of that tensor: their backward may reduce it.
         """
+        if self._is_updated and not torch.is_grad_enabled():
+            return
         points = self._points.setdefault(id(tensor), [])
         known = (
             self.snapshots[points[-1].encode()] if points and type(tensor) is torch.Tensor else None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from shardscope.parallel.equivalence import TensorComparison
+from shardscope.parallel.equivalence import EVALUATION, TensorComparison
 from shardscope.parallel.parity.explanation import (
     OWN_VALUES,
     UNKNOWN,
@@ -74,6 +74,9 @@ def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[
     ]
     if not wrong:
         return []
+    # An evaluation after the optimizer's step follows from what is wrong before it.
+    before = [result for result in wrong if not _is_evaluation(result)]
+    wrong = before or wrong
     of_model = [result for result in wrong if result.case.kind in OF_MODEL]
     buffers = [result for result in wrong if result.case.kind is TensorKind.BUFFER]
     found: list[Problem] = []
@@ -527,6 +530,10 @@ class _Problems:
 
     def _after_outputs(self, fact: str) -> str:
         return f"Outputs agree. {fact}".strip() if self._outputs_agree else fact.strip()
+
+
+def _is_evaluation(result: TensorComparison) -> bool:
+    return result.case.kind is TensorKind.OUTPUT and result.case.name.startswith(EVALUATION)
 
 
 def _is_gradient_of(result: TensorComparison, names: Sequence[str]) -> bool:

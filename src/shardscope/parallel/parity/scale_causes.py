@@ -242,11 +242,6 @@ def find_scaling(result: StepResult) -> float | None:
     return ratio if is_common else None
 
 
-def is_scaled_by_hand(result: StepResult) -> bool:
-    """Whether a step multiplies all gradients by a factor after backward, as it clips them."""
-    return find_scaling(result) is not None
-
-
 def explain_clipping_by_hand(
     parity_result: ParityResult, gradients: Sequence[TensorComparison]
 ) -> Explanation | None:
