@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -286,7 +286,7 @@ def explain_gathered(comparison: TensorComparison, axes: Mapping[str, int]) -> E
 
 
 def _find_gathered_shards(
-    tensors: Sequence[torch.Tensor], lines: Sequence[Sequence[int]], dim: int
+    tensors: Sequence[torch.Tensor], lines: Iterable[Sequence[int]], dim: int
 ) -> tuple[torch.Tensor, ...] | None:
     """The shard of each rank, if the ranks of each line hold their shards gathered along a dim."""
     shards = list(tensors)
