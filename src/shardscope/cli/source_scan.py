@@ -106,7 +106,9 @@ class SourceFile(Struct, frozen=True, kw_only=True):
             for item in self.modules
             if item.name not in self.imported
             and not any(
-                item.name in names for other, names in contained.items() if other != item.name
+                item.name in names
+                for container, names in contained.items()
+                if container != item.name
             )
         ]
         # The class that contains most others is the likeliest; of equal ones, the last.

@@ -28,7 +28,6 @@ from shardscope._torch.dispatch import TorchDispatchMode, is_overload
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.fsdp import has_flat_parameters, meshes_of
 from shardscope._torch.module_calls import replace_outermost_calls
-from shardscope._torch.modules import named_modules_with_aliases, own_buffers, own_parameters
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
@@ -37,7 +36,13 @@ from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
 from shardscope.numerics import is_random
-from shardscope.parallel.equivalence import MeanRngMode, OriginalNames, named_tensors
+from shardscope.parallel.equivalence import (
+    MeanRngMode,
+    OriginalNames,
+    named_buffers,
+    named_parameters,
+    named_tensors,
+)
 from shardscope.parallel.parity.captured_steps import CapturedCall, CapturedStep, Constant
 from shardscope.parallel.parity.probe import ModuleProbe
 from shardscope.record import Recording
@@ -340,20 +345,6 @@ def clone_tensors(value: Any) -> Any:
     for item in fields(value):
         object.__setattr__(duplicate, item.name, clone_tensors(getattr(value, item.name)))
     return duplicate
-
-
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter under each of its names, without those of torch's wrappers."""
-    for path, module in named_modules_with_aliases(model):
-        for name, parameter in own_parameters(module):
-            yield f"{path}.{name}".lstrip("."), parameter
-
-
-def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every buffer under each of its names, without those of torch's wrappers."""
-    for path, module in named_modules_with_aliases(model):
-        for name, buffer in own_buffers(module):
-            yield f"{path}.{name}".lstrip("."), buffer
 
 
 def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:

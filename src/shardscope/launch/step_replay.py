@@ -28,8 +28,6 @@ from shardscope.launch.step_capture import (
     clone_tensors,
     copy_all_full,
     copy_tensor,
-    named_buffers,
-    named_parameters,
     to_full,
     to_local,
 )
@@ -43,7 +41,13 @@ from shardscope.numerics import (
     perturb_ulp,
     perturb_ulp_,
 )
-from shardscope.parallel.equivalence import MeanRngMode, OriginalNames, named_tensors
+from shardscope.parallel.equivalence import (
+    MeanRngMode,
+    OriginalNames,
+    named_buffers,
+    named_parameters,
+    named_tensors,
+)
 from shardscope.parallel.parity.captured_steps import (
     CapturedCall,
     Constant,

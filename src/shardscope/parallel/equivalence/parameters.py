@@ -177,9 +177,9 @@ class TracedWeights:
         tables: list[dict[Table, dict[str, torch.Tensor]]] = [{} for _ in ranks]
         for key in dict.fromkeys(key for rank in ranks for key in rank.training.tables):
             of_ranks = [rank.training.tables.get(key, {}) for rank in ranks]
-            named, others = self._put_together(of_ranks), self._name_others(of_ranks)
-            for rank_tables, rank_named, rank_others in zip(tables, named, others, strict=True):
-                rank_tables[key] = rank_named | rank_others
+            named, scalars = self._put_together(of_ranks), self._name_scalar_state(of_ranks)
+            for rank_tables, rank_named, rank_scalars in zip(tables, named, scalars, strict=True):
+                rank_tables[key] = rank_named | rank_scalars
         return [
             replace(
                 rank.training,
@@ -229,8 +229,8 @@ class TracedWeights:
                         named[name] = full
         return result
 
-    def _name_others(self, ranks: Sequence[Named]) -> list[dict[str, torch.Tensor]]:
-        """State without an element for each of its parameter's, such as the number of steps.
+    def _name_scalar_state(self, ranks: Sequence[Named]) -> list[dict[str, torch.Tensor]]:
+        """The optimizer's state of entire parameters, not of their elements, such as step counts.
 
         It is that of every original parameter that the rank's parameter holds elements of; a rank
         without it gets that of the nearest rank.

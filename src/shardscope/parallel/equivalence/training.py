@@ -135,7 +135,7 @@ class TrainingRecorder:
         self._trainer = trainer
         self._on_gradients = on_gradients
         self._optimizers: dict[int, Optimizer] = {}
-        self._held: dict[str, torch.Tensor] = {}  # parameters when an optimizer stepped
+        self._optimized: dict[str, torch.Tensor] = {}  # parameters when an optimizer stepped
         self._depth = 0  # of calls of modules
         self._num_in_optimizer = 0
         self._begin()
@@ -240,17 +240,17 @@ class TrainingRecorder:
             self._read_gradients()
         named = self._parameters()
         self._graded |= self._find_graded()
-        own = {id(parameter): name for name, parameter in reversed(named.items())}
+        names = {id(parameter): name for name, parameter in reversed(named.items())}
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._use_gradients([name for name, parameter in named.items() if id(parameter) in ids])
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
-            held = set(map(id, group["params"]))
-            self._held |= {name: p for name, p in named.items() if id(p) in held}
+            group_ids = set(map(id, group["params"]))
+            self._optimized |= {n: p for n, p in named.items() if id(p) in group_ids}
             numbers = {name: float(value) for name, value in group.items() if _is_number(value)}
             for parameter in group["params"]:
-                for name, value in numbers.items() if id(parameter) in own else ():
-                    self._values.settings.setdefault(name, {})[own[id(parameter)]] = value
+                for name, value in numbers.items() if id(parameter) in names else ():
+                    self._values.settings.setdefault(name, {})[names[id(parameter)]] = value
         self._read_clipped(ids)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
@@ -330,7 +330,7 @@ class TrainingRecorder:
 
     def _read_states(self) -> None:
         # A later forward may have exchanged parameters of the model, as those of FSDP's root.
-        named = self._parameters() | self._held
+        named = self._parameters() | self._optimized
         for optimizer in self._optimizers.values():
             for name, first in tie_names(named).items():
                 state = optimizer.state.get(named[first]) if name == first else None

@@ -24,6 +24,7 @@ from shardscope.parallel.parity.arguments import (
     checked_inputs,
     checked_model,
     device_type,
+    keep_unsharded,
     list_batches,
     make_training,
 )
@@ -103,18 +104,13 @@ def infer_types(
     version = EagerVersion(
         original,
         axes,
-        parallelize or _keep_unsharded,
+        parallelize or keep_unsharded,
         Task(checked_inputs(inputs, _CALLER), loss, step, seed=seed, training=training),
         checked_batch_axes(batch_axes, axes, _CALLER),
         batch_dim,
         device=device_type(original),
     )
     return _infer(version, max(1, num_runs), report)
-
-
-def _keep_unsharded(model: nn.Module, _: object) -> nn.Module:
-    """The model of a training step that is parallel by itself."""
-    return model
 
 
 def _infer(version: EagerVersion, num_runs: int, report: Callable[[str], None]) -> Recording:

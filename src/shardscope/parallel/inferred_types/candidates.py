@@ -30,8 +30,6 @@ from shardscope.record import UNDECIDED
 Assignment = tuple[str, ...]
 """The type along each mesh axis."""
 
-_EPSILON = torch.finfo(torch.float64).eps
-
 
 @final
 @dataclass(frozen=True)

@@ -63,14 +63,14 @@ class _Rules:
 
     def find_unreduced_gradients(self) -> Iterator[Finding]:
         """Parameters that are the same on all ranks, and their gradients are not."""
-        found: dict[tuple[str, bool], list[TensorTypes]] = {}
+        groups: dict[tuple[str, bool], list[TensorTypes]] = {}
         for name, tensor, axis in self._list_along([TensorRole.PARAMETER]):
             is_replicated = axis.forward == "R" and tensor.is_matched
             # DTensor reduces a gradient that it knows to be partial when an op takes it.
             is_known = (axis.declared_gradient or "").startswith("P")
             if is_replicated and axis.gradient in (*_PARTIAL, "V") and not is_known:
-                found.setdefault((name, axis.gradient != "V"), []).append(tensor)
-        for (name, is_partial), tensors in found.items():
+                groups.setdefault((name, axis.gradient != "V"), []).append(tensor)
+        for (name, is_partial), tensors in groups.items():
             kinds = "partial: their sum or mean is the gradient" if is_partial else "varying"
             yield Finding(
                 rule="types-unreduced-gradient",
@@ -138,7 +138,7 @@ class _Rules:
     def find_varying_values(self) -> Iterator[Finding]:
         """Outputs of the model, and parameters, of which each rank has a full one of its own."""
         roles = (TensorRole.OUTPUT, TensorRole.PARAMETER)
-        found: dict[tuple[str, TensorRole], list[TensorTypes]] = {}
+        groups: dict[tuple[str, TensorRole], list[TensorTypes]] = {}
         for name, tensor, axis in self._list_along(roles):
             is_output = tensor.role is TensorRole.OUTPUT
             is_of_ranks = is_output and (
@@ -146,8 +146,8 @@ class _Rules:
             )
             is_full = tensor.shape == tensor.local_shape
             if axis.forward == "V" and is_full and not tensor.is_matched and not is_of_ranks:
-                found.setdefault((name, tensor.role), []).append(tensor)
-        for (name, role), tensors in found.items():
+                groups.setdefault((name, tensor.role), []).append(tensor)
+        for (name, role), tensors in groups.items():
             is_output = role is TensorRole.OUTPUT
             yield Finding(
                 rule="types-varying-as-replicated",
@@ -168,14 +168,14 @@ class _Rules:
 
     def find_contradicted_declarations(self) -> Iterator[Finding]:
         """Placements and annotations that the values contradict."""
-        found: dict[tuple[str, str, str], list[TensorTypes]] = {}
+        groups: dict[tuple[str, str, str], list[TensorTypes]] = {}
         for name in self._axes:
             for tensor in self._tensors:
                 axis = next(axis for axis in tensor.axes if axis.axis == name)
                 is_wrong = axis.agrees is False and (axis.declared, axis.forward) != ("P", "V")
                 if axis.declared is not None and is_wrong:
-                    found.setdefault((name, axis.declared, axis.forward), []).append(tensor)
-        for (name, declared, inferred), tensors in found.items():
+                    groups.setdefault((name, axis.declared, axis.forward), []).append(tensor)
+        for (name, declared, inferred), tensors in groups.items():
             yield Finding(
                 rule="types-declared",
                 severity=Severity.ERROR,

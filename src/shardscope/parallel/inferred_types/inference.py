@@ -444,9 +444,9 @@ def _observe_named(
         )
         ranks = [_take(rank, read) for rank in sample.ranks]
         for case in make_cases(runs, ranks, sample.mesh.sizes):
-            found = [_observe(case, factor) for factor in dict.fromkeys(factors)]
-            matched = (o for o in found if o is not None and o.candidates.assignments)
-            observation = next(matched, found[0])
+            observations = [_observe(case, factor) for factor in dict.fromkeys(factors)]
+            matched = (o for o in observations if o is not None and o.candidates.assignments)
+            observation = next(matched, observations[0])
             if observation is not None:
                 observed.setdefault(case.name, []).append(observation)
     return observed

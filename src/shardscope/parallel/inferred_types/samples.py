@@ -50,8 +50,8 @@ class Sample:
 
 @final
 @dataclass(frozen=True)
-class _Way:
-    """How the runs of a sample are made."""
+class _RunOptions:
+    """How the runs of a sample are made: in double precision, without random numbers."""
 
     is_deterministic: bool
     is_fp64: bool = True
@@ -69,31 +69,31 @@ def take_samples(
     is_deterministic = draws_numbers(version.model, version.task)
     report_progress("tracing the weights")
     renamed = _trace_weights(version, report)
-    way = _Way(is_deterministic)
+    options = _RunOptions(is_deterministic)
     report_progress("running the original and all ranks")
     try:
-        first = _take_sample(version, renamed, way)
+        first = _take_sample(version, renamed, options)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
             f"the model does not run in it ({type(error).__name__}: {error!s:.160}), so types were "
             "inferred in its own precision",
         )
-        way = replace(way, is_fp64=False)
-        first = _take_sample(version, renamed, way)
+        options = replace(options, is_fp64=False)
+        first = _take_sample(version, renamed, options)
     if not first.runs.reference.snapshots:  # the step computes no gradients at all
-        way = replace(way, is_trained_only=False)
-        first = _take_sample(version, renamed, way)
+        options = replace(options, is_trained_only=False)
+        first = _take_sample(version, renamed, options)
     samples = [first]
     for index in range(1, count):
         report_progress(f"running with other weights and inputs ({index} of {count - 1})")
         try:
-            samples.append(_take_sample(_perturb(version, index), renamed, way))
+            samples.append(_take_sample(_perturb(version, index), renamed, options))
         except Exception as error:  # noqa: BLE001 - the weights as they are have run
             cause = error.__cause__ or error
             fact = f"a run failed ({type(cause).__name__}: {cause!s:.160}), and decides nothing"
             report("other weights and inputs", fact)
-    return samples, way.is_fp64
+    return samples, options.is_fp64
 
 
 def _trace_weights(version: EagerVersion, report: Report) -> dict[int, dict[str, str]]:
@@ -111,20 +111,20 @@ def _trace_weights(version: EagerVersion, report: Report) -> dict[int, dict[str,
 
 
 def _take_sample(
-    version: EagerVersion, renamed: Mapping[int, Mapping[str, str]], way: _Way
+    version: EagerVersion, renamed: Mapping[int, Mapping[str, str]], options: _RunOptions
 ) -> Sample:
     probes: list[ModuleProbe] = []
 
     def make_probe() -> ProbedStep:
-        probes.append(ModuleProbe(is_trained_only=way.is_trained_only))
+        probes.append(ModuleProbe(is_trained_only=options.is_trained_only))
         return ProbedStep(probes[-1])
 
-    is_deterministic = way.is_deterministic
-    run = run_fp64 if way.is_fp64 else run_all
+    is_deterministic = options.is_deterministic
+    run = run_fp64 if options.is_fp64 else run_all
     runs = run(version.model, version.task, is_deterministic=is_deterministic, probe=make_probe)
     ranks = version.run(
-        Variant(way.is_fp64, is_deterministic=is_deterministic),
-        ProbeSpec(renamed=renamed, is_local=True, is_trained_only=way.is_trained_only),
+        Variant(options.is_fp64, is_deterministic=is_deterministic),
+        ProbeSpec(renamed=renamed, is_local=True, is_trained_only=options.is_trained_only),
     )
     names = list(version.axes)
     batch_axes = tuple(names.index(axis) for axis in version.batch_axes)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope._torch.private import explain_moved_names
@@ -35,6 +34,7 @@ from shardscope.parallel.parity.arguments import (
     checked_inputs,
     checked_model,
     device_type,
+    keep_unsharded,
     list_batches,
     make_training,
 )
@@ -136,7 +136,7 @@ def parity(
     task = Task(checked_inputs(inputs, _CALLER), loss, step, seed=seed, training=training)
     version: PartitionedVersion | EagerVersion
     if parallelize is None and plan is None and training is not None:
-        parallelize = _keep_unsharded
+        parallelize = keep_unsharded
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
@@ -212,11 +212,6 @@ def _transform(
     if isinstance(model, ExportedProgram):  # which has no loss
         task = dataclasses.replace(task, has_backward=False)
     return PartitionedVersion(original, axes, plan, task, model)
-
-
-def _keep_unsharded(model: nn.Module, _: DeviceMesh) -> nn.Module:
-    """The model of a training step that is parallel by itself."""
-    return model
 
 
 _MAX_ELEMENTS = 2**14  # the largest tensor that gets an explanation of its own

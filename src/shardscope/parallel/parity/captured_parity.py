@@ -36,7 +36,7 @@ from shardscope.parallel.parity.captured_steps import (
     Replays,
     Tensors,
 )
-from shardscope.parallel.parity.captured_training import TrainingComparison
+from shardscope.parallel.parity.captured_training import TrainingComparison, list_wrong
 from shardscope.parallel.parity.explanation import Explanation, list_names
 from shardscope.parallel.parity.locate import find_origins
 from shardscope.parallel.parity.problem import Problem
@@ -44,7 +44,6 @@ from shardscope.parallel.parity.problems import find_problems
 from shardscope.parallel.parity.recheck import is_coarse
 from shardscope.parallel.parity.result import Origin, ParityResult
 from shardscope.record import (
-    TOLERABLE,
     Finding,
     Gap,
     RankSpan,
@@ -76,7 +75,7 @@ def compare_steps(
     )
     has_data = training is not None and training.has_data
     is_dependent = _exchange_samples(training, plan)
-    parts = [p for p in calls.parts if not is_dependent or not _find_wrong(p.comparisons)]
+    parts = [p for p in calls.parts if not is_dependent or not list_wrong(p.comparisons)]
     if not has_data:
         parts.append(calls.gradients)
     records = [
@@ -192,7 +191,7 @@ def _find_problems(
         return [stale]
     if training is not None and training.is_right:
         return []
-    wrong_parts = [part for part in calls.parts if _find_wrong(part.comparisons)]
+    wrong_parts = [part for part in calls.parts if list_wrong(part.comparisons)]
     is_dependent = _exchange_samples(training, plan)
     if wrong_parts and not is_dependent:
         return find_problems(wrong_parts[0].result, wrong_parts[0].axes)
@@ -206,7 +205,7 @@ def _find_problems(
     result = training.make_result(has_exact=calls.result.has_exact)
     wrong = [
         result.case.name
-        for result in _find_wrong(result.comparisons)
+        for result in list_wrong(result.comparisons)
         if result.case.kind is TensorKind.GRADIENT
     ]
     if problems and (wrong or not training.has_data):
@@ -222,7 +221,7 @@ def _can_locate(calls: _Calls, plan: ReplayPlan) -> bool:
 
     It would not if weights differ, or only gradients that are averaged over different inputs.
     """
-    wrong = {result.case.kind for result in _find_wrong(calls.compared)}
+    wrong = {result.case.kind for result in list_wrong(calls.compared)}
     has_origin = TensorKind.OUTPUT in wrong or len(plan.groups) == 1
     return bool(wrong) and not calls.unequal and has_origin
 
@@ -315,10 +314,10 @@ def _compare_gradients(
         return [compare_case(case) for case in make_cases(runs, ranks, sizes)]
 
     comparisons, num_groups = compare(1), len(plan.groups)
-    if num_groups == 1 or not _find_wrong(comparisons):
+    if num_groups == 1 or not list_wrong(comparisons):
         return comparisons, None
     summed = compare(num_groups)
-    if _find_wrong(summed):
+    if list_wrong(summed):
         return comparisons, None
     detail = f"after division by {num_groups}"
     return [_add_detail(result, detail) for result in summed], num_groups
@@ -333,10 +332,6 @@ def _divide(tensors: Tensors, divisor: int) -> Tensors:
 def _add_detail(result: TensorComparison, detail: str) -> TensorComparison:
     details = "; ".join(filter(None, (result.verdict.detail, detail)))
     return dataclasses.replace(result, verdict=replace(result.verdict, detail=details))
-
-
-def _find_wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
-    return [result for result in comparisons if result.verdict.agreement not in TOLERABLE]
 
 
 def _describe_sum(factor: int) -> Finding:
@@ -367,7 +362,7 @@ def _find_unequal_parameters(
                 TensorKind.PARAMETER, name, tensors[0], target, floor, tuple(tensors), sizes
             )
             comparisons.append(compare_case(case))
-    return _find_wrong(comparisons)
+    return list_wrong(comparisons)
 
 
 def _describe_unequal(
@@ -386,7 +381,7 @@ def _describe_unequal(
         f"{list_names(names)} {'have' if len(names) > 1 else 'has'} the full shape on every rank, "
         "but different values before the first step.",
         cause.remedy,
-        names=(*names, *(result.verdict.name for result in _find_wrong(compared))),
+        names=(*names, *(result.verdict.name for result in list_wrong(compared))),
         rule="parity-weights",
     )
 

@@ -73,8 +73,8 @@ def explain(
     if wrong_dim is not None:
         return wrong_dim
     unknown, evidence = UNKNOWN, first
-    others = (first.with_ranks(full) for full in _other_layouts(comparison))
-    for evidence in itertools.islice(itertools.chain([first], others), _MAX_LAYOUTS):
+    relaid = (first.with_ranks(full) for full in _other_layouts(comparison))
+    for evidence in itertools.islice(itertools.chain([first], relaid), _MAX_LAYOUTS):
         explanation = next(_explanations(evidence), None)
         if explanation is not None:
             return explanation
@@ -86,7 +86,7 @@ def explain(
         find_shuffled_values,
     )
     layouts = (first,) if evidence is first else (first, evidence)
-    causes = (find(tried) for find in finders for tried in layouts)
+    causes = (find(layout) for find in finders for layout in layouts)
     return next(itertools.chain.from_iterable(causes), unknown)
 
 
@@ -123,8 +123,7 @@ def _explain_without_bias(evidence: Evidence) -> Iterator[Explanation]:
     """A reduction, or a factor, before the bias was added."""
     for bias in evidence.biases if evidence.is_forward else ():
         without = evidence.without(bias)
-        found = itertools.chain(find_missing_reductions(without), find_ratio(without))
-        for explanation in found:
+        for explanation in itertools.chain(find_missing_reductions(without), find_ratio(without)):
             clause = f"apart from the bias {explanation.describe()}"
             yield replace(explanation, clause=clause, predicate="")
 

@@ -92,10 +92,10 @@ def _is_computed_by(wanted: torch.Tensor, values: torch.Tensor) -> bool:
         starts = torch.nonzero((result[: -size + 1] - wanted[0]).abs() < limit).flatten()
         parts = (result[start : start + size] for start in starts[:_MAX_STARTS].tolist())
         return any(find_rms(part - wanted) < limit for part in parts)
-    size_of_result = find_rms(result)
-    if not size_of_result > 0:
+    result_scale = find_rms(result)
+    if not result_scale > 0:
         return False
-    ordered, ordered_result = wanted.sort().values / scale, result.sort().values / size_of_result
+    ordered, ordered_result = wanted.sort().values / scale, result.sort().values / result_scale
     return any(
-        find_rms(ordered - other) < _RTOL for other in (ordered_result, -ordered_result.flip(0))
+        find_rms(ordered - values) < _RTOL for values in (ordered_result, -ordered_result.flip(0))
     )

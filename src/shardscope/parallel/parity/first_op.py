@@ -150,7 +150,7 @@ def _find_changed(
 def _find_lost_constant(
     single: StepResult, rank: StepResult, single_ops: Collection[int], rank_ops: Collection[int]
 ) -> tuple[int, tuple[str, float, float]] | None:
-    """The op that lacks the only constant that ops have lost which ranks replace by others.
+    """The rank's op that lacks a constant of the single device's ops that it replaces.
 
     Such as a fused kernel that is called without the scale that the ops it replaces multiply by.
     """
@@ -164,7 +164,7 @@ def _find_lost_constant(
         }
 
     of_single, of_rank = choose(single, single_ops), choose(rank, rank_ops)
-    lost = {
+    missing = {
         value
         for value in of_single.values()
         if math.isfinite(value)
@@ -172,10 +172,10 @@ def _find_lost_constant(
         and not any(_is_same_number(value, known) for known in of_rank.values())
     }
     scales = {key: value for key, value in of_rank.items() if "scale" in key[1]}
-    if len(lost) != 1 or len(scales) != 1:
+    if len(missing) != 1 or len(scales) != 1:
         return None
     [((number, name), value)] = scales.items()
-    return number, (name, lost.pop(), value)
+    return number, (name, missing.pop(), value)
 
 
 def _is_same_number(value: float, reference: float) -> bool:
@@ -253,7 +253,7 @@ def _find_first_wrong(
             is_right[consumer] for consumer in consumers.get(number, ()) if consumer in is_right
         ]
         after = {output.verdict.agreement for output in communicated.get(number, ())}
-        is_fine = any(found and found <= TOLERABLE for found in (agreements[number], after))
+        is_fine = any(kinds and kinds <= TOLERABLE for kinds in (agreements[number], after))
         is_right[number] = is_fine or (bool(are_consumers_right) and all(are_consumers_right))
     for number in sorted(agreements):
         if agreements[number].intersection(_WRONG) and not is_right[number]:
@@ -268,11 +268,11 @@ def _is_comparable(inputs: Sequence[TensorComparison], outputs: Sequence[TensorC
     those of nonzero or argsort, are relative to the shard.
     """
     has_comparable_inputs = all(
-        taken.verdict.agreement is not Agreement.RESHAPED for taken in inputs
+        argument.verdict.agreement is not Agreement.RESHAPED for argument in inputs
     )
-    has_shards = any(taken.layout is not None for taken in inputs)
+    has_shards = any(argument.layout is not None for argument in inputs)
     is_counted = all(
-        returned.case.reference is not None and returned.case.floor is None for returned in outputs
+        output.case.reference is not None and output.case.floor is None for output in outputs
     )
     return has_comparable_inputs and not (has_shards and is_counted)
 

@@ -1,4 +1,4 @@
-"""Recognizes inputs of the model that the ranks' step passes, and those of another step."""
+"""Recognizes inputs of the model itself that differ, and samples that belong to another step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def is_passed(origin: Origin, parity_result: ParityResult) -> bool:
         return False
     ranks, tensors = parity_result.ranks, origin.comparison.case.ranks
     return len(ranks) == len(tensors) and all(
-        tensor is not None and any(_is_equal(tensor, given) for given in rank.inputs)
+        tensor is not None and any(_has_same_values(tensor, value) for value in rank.inputs)
         for rank, tensor in zip(ranks, tensors, strict=True)
     )
 
 
-def _is_equal(tensor: torch.Tensor, given: torch.Tensor) -> bool:
-    return tensor.shape == given.shape and torch.equal(tensor.double(), given.double())
+def _has_same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal, of whatever dtypes."""
+    return a.shape == b.shape and torch.equal(a.double(), b.double())
 
 
 def explain_inputs(comparison: TensorComparison, parity_result: ParityResult) -> Explanation:
@@ -42,9 +43,9 @@ def explain_inputs(comparison: TensorComparison, parity_result: ParityResult) ->
         return UNKNOWN
     earlier = {
         sample
-        for given in previous
-        if given.ndim == parts[0].ndim
-        for sample in _list_samples(given, dim)
+        for tensor in previous
+        if tensor.ndim == parts[0].ndim
+        for sample in _list_samples(tensor, dim)
     }
     if not earlier.issuperset(sample for part in parts for sample in _list_samples(part, dim)):
         return UNKNOWN

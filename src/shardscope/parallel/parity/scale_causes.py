@@ -51,7 +51,7 @@ def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
         is_large = _is_near_number(ratio, size)
         if not is_large and not _is_near_number(1 / ratio if ratio else 0.0, size):
             continue
-        same = [" and ".join(names) for names, other in list_sizes(axes) if other == size]
+        same = [" and ".join(names) for names, product in list_sizes(axes) if product == size]
         amount = f"{size} times as large as" if is_large else f"1/{size} of what"
         named = ", or of ".join(same)
         return Explanation(
@@ -249,7 +249,8 @@ def find_scaling(result: StepResult) -> float | None:
     if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
         return None
     is_common = all(
-        other is not None and math.isclose(other, ratio, rel_tol=1e-4) for other in ratios
+        of_tensor is not None and math.isclose(of_tensor, ratio, rel_tol=1e-4)
+        for of_tensor in ratios
     )
     return ratio if is_common else None
 
@@ -365,19 +366,19 @@ def explain_contributions(
         return None
     listed = ", ".join(f"{factor:.3g}" for factor in factors[:MAX_LISTED])
     more = ", …" if len(factors) > MAX_LISTED else ""
-    lost = [str(index + 1) for index, factor in enumerate(factors) if abs(factor) < _MIN_SPREAD]
-    if lost and lost[-1] == str(len(factors)):
+    missing = [str(index + 1) for index, factor in enumerate(factors) if abs(factor) < _MIN_SPREAD]
+    if missing and missing[-1] == str(len(factors)):
         return Explanation(
             Suspect.MISSING_REDUCTION,
-            f"the gradients of micro-batch {', '.join(lost)} are missing, the last: they are not "
-            "reduced",
+            f"the gradients of micro-batch {', '.join(missing)} are missing, the last: they are "
+            "not reduced",
             remedy="Synchronise gradients in the last micro-batch: run its backward outside of "
             "no_sync(), or after set_requires_gradient_sync(True).",
         )
-    if lost:
+    if missing:
         return Explanation(
             Suspect.STALE,
-            f"the gradients of micro-batch {', '.join(lost)} are lost",
+            f"the gradients of micro-batch {', '.join(missing)} are lost",
             remedy="Clear gradients once before the first micro-batch, and synchronise those of "
             "all micro-batches: each no_sync() needs a backward outside of it before the step.",
         )
