@@ -766,6 +766,62 @@ def test_a_module_that_is_detached_on_the_ranks_is_found() -> None:
     assert_divergence(recording, "block.mlp", Suspect.STALE, "No rank has one")
 
 
+class Grouped(nn.Module):
+    """Mixes positions; queries share keys in groups of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM // 2)
+        self.mixing = GroupedMixing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (layer(x).unflatten(-1, (-1, 4)) for layer in (self.q, self.k))
+        return self.mixing(q, k).flatten(2)
+
+
+class GroupedMixing(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k)
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), k)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("mesh", [{"cp": 2}, {"dp": 2, "cp": 2}])
+def test_keys_that_are_gathered_along_the_heads_are_found(dim: int, mesh: dict[str, int]) -> None:
+    def parallelize(model: Grouped, mesh: Any) -> Grouped:
+        group = mesh.get_group("cp")
+
+        def gather(_: nn.Module, inputs: Any) -> Any:
+            q, k = inputs
+            return q, Gather.apply(k.contiguous(), group, dim)
+
+        model.mixing.register_forward_pre_hook(gather)
+        return model
+
+    def forward(model: Grouped, x: Tensor) -> Tensor:
+        if dist.is_initialized():
+            x = x.chunk(2, 1)[dist.get_rank() % 2]
+        return model(x)
+
+    torch.manual_seed(0)
+    recording = check(
+        parallelize,
+        mesh,
+        model=Grouped(),
+        inputs=torch.randn(4, LENGTH, DIM),
+        step=forward,
+        batch_axes="dp" if "dp" in mesh else (),
+    )
+    if dim == 1:
+        assert_agrees(recording)
+        return
+    fact = "Its input [1] has the shape [{}, 3, 4, 4] instead of [4, 6, 2, 4]: it is sharded over "
+    fact = fact.format(2 if "dp" in mesh else 4)
+    fact += "cp along dim 1, but gathered along dim 2."
+    assert_divergence(recording, "mixing", Suspect.WRONG_DIM, fact)
+
+
 def test_an_argument_that_is_computed_from_a_shard_is_named() -> None:
     class Scaled(Attention):
         def forward(self, x: Tensor) -> Tensor:

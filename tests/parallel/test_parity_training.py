@@ -127,8 +127,11 @@ def train_in_micro_batches(model, batch, optimizer):
     return sum(losses).detach()
 
 
-def compare_schedule(make_schedule: Any, num_stages: int) -> Recording:
-    """Parity of a pipeline on two ranks, whose stages the model's container does not call."""
+def compare_schedule(make_schedule: Any, num_stages: int, divisor: int = 1) -> Recording:
+    """Parity of a pipeline on two ranks, whose stages the model's container does not call.
+
+    The loss of each micro-batch is divided by `divisor`, and the sum of losses multiplied by it.
+    """
 
     def parallelize(model, mesh):
         mine = [i for i in range(num_stages) if i % 2 == mesh.get_local_rank()]
@@ -141,7 +144,9 @@ def compare_schedule(make_schedule: Any, num_stages: int) -> Recording:
             for index, part in model.items()
         ]
         schedule = make_schedule(
-            stages if num_stages > 2 else stages[0], 4, loss_fn=lambda y, _: y.square().mean()
+            stages if num_stages > 2 else stages[0],
+            4,
+            loss_fn=lambda y, _: y.square().mean() / divisor,
         )
         losses = []
         is_first = mesh.get_local_rank() == 0
@@ -149,7 +154,7 @@ def compare_schedule(make_schedule: Any, num_stages: int) -> Recording:
         optimizer.step()
         total = torch.stack(losses).mean() if losses else torch.zeros(())
         dist.all_reduce(total)
-        return total
+        return total * divisor
 
     torch.manual_seed(1)
     return parity(
@@ -173,6 +178,13 @@ def test_a_pipeline_may_call_its_stages_and_not_the_model(schedule, num_stages):
     kinds = [tensor.kind for tensor in recording.parity[0].tensors]
     assert kinds.count(TensorKind.STATE) == 2 * 3 * 2 * num_stages
     assert TensorKind.OUTPUT not in kinds
+
+
+def test_a_common_factor_shows_better_after_a_pipelines_backward_than_in_the_middle_of_it():
+    recording = compare_schedule(ScheduleInterleaved1F1B, 4, divisor=4)
+    (finding,) = recording.findings
+    assert finding.subject == "all gradients"
+    assert "Every gradient is 0.25 times what it should be." in finding.fact
 
 
 class Row(nn.Module):

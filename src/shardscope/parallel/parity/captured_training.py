@@ -20,7 +20,7 @@ from shardscope.parallel.equivalence import (
 )
 from shardscope.parallel.parity.captured_data import DataUse, group_by_data, is_equal, sort_rows
 from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayPlan, Replays
-from shardscope.parallel.parity.pipeline import list_moments
+from shardscope.parallel.parity.moments import choose_moment, count_wrong_gradients, list_moments
 from shardscope.parallel.parity.recheck import accept_own_values, call_close
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import TOLERABLE, Gap, TensorKind
@@ -148,14 +148,9 @@ class _Step(NamedTuple):
     reference: StepResult
     ranks: Sequence[StepResult]
 
-    @property
-    def num_wrong_gradients(self) -> int:
-        """The number of gradients that differ."""
-        return sum(r.case.kind is TensorKind.GRADIENT for r in list_wrong(self.comparisons))
-
 
 def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> _Step:
-    """The comparisons of a step; of gradients at the moment at which most agree."""
+    """The comparisons of a step; of gradients at the moment that shows a cause best."""
 
     def compare(single: Runs, results: Sequence[StepResult]) -> _Step:
         cases = make_cases(
@@ -164,11 +159,12 @@ def _compare_step(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> _Step:
         return _Step([compare_case(case) for case in cases], single.reference, results)
 
     first = compare(runs, ranks)
-    if not first.num_wrong_gradients:
+    if not count_wrong_gradients(first.comparisons):
         return first
     # Programs that reduce or clip gradients by hand do so before the optimizer gets them.
     others = [compare(*moment) for moment in list_moments(runs, ranks)]
-    return min([first, *others], key=lambda step: step.num_wrong_gradients)
+    steps = [first, *others]
+    return steps[choose_moment([step.comparisons for step in steps])]
 
 
 def _accept_setting(result: TensorComparison) -> TensorComparison:

@@ -12,9 +12,12 @@ import torch
 
 from shardscope.numerics import NoiseFloor, find_rms, is_finite, measure, to_fp64_on_cpu
 from shardscope.parallel.equivalence import Case, Layout, TensorComparison
+from shardscope.record import TensorVerdict
 
 MAX_ELEMENTS = 2**22
 """The largest tensor that is compared in many orders and slices."""
+MAX_NOISE = 0.1
+"""The relative noise above which a tensor is mostly noise."""
 _REST = 0.1  # the share of an error that an explanation may leave unexplained
 
 
@@ -160,3 +163,8 @@ def mask_nonfinite(tensor: torch.Tensor) -> torch.Tensor:
 def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:
     """The axes that shard a tensor in this layout."""
     return tuple(name for name, dim in zip(axes, layout.dims, strict=True) if dim is not None)
+
+
+def is_noise(verdict: TensorVerdict) -> bool:
+    """Whether a gradient is zero up to noise, so that any factor would fit."""
+    return verdict.noise is None or verdict.noise > MAX_NOISE

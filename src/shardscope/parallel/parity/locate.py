@@ -10,7 +10,6 @@ from typing import final
 
 import torch
 
-from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     Case,
     Layout,
@@ -24,9 +23,9 @@ from shardscope.parallel.equivalence import (
     make_cases,
     ranks_by_distance,
 )
-from shardscope.parallel.parity.evidence import find_median_ratio
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
 from shardscope.parallel.parity.result import Origin, OriginKind, is_within
+from shardscope.parallel.parity.scale_causes import find_factor
 from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
 
 # Intermediate tensors may rightly have another shape or dtype.
@@ -87,18 +86,6 @@ def _is_same_module(module: str | None, outer: str | None) -> bool:
     return module == outer or (bool(outer) and is_within(module, outer))
 
 
-def _find_factor(comparison: TensorComparison) -> float | None:
-    """The factor of a gradient on all ranks, if it is another than 1."""
-    if comparison.verdict.agreement in TOLERABLE or not comparison.full:
-        return None
-    target = comparison.case.target
-    assert target is not None
-    ratios = [find_median_ratio(full, to_fp64_on_cpu(target)) for full in comparison.full_in_fp64()]
-    ratio = ratios[0]
-    is_same = ratio and all(r is not None and math.isclose(r, ratio, rel_tol=1e-6) for r in ratios)
-    return float(f"{ratio:.6g}") if is_same and math.isfinite(ratio or 0) else None
-
-
 @final
 class _ProbeComparisons:
     """The compared tensors that probes recorded on the single device and on the ranks."""
@@ -145,7 +132,7 @@ class _ProbeComparisons:
             factors += [math.prod(subset) for subset in itertools.combinations(mesh.sizes, count)]
         if self._has_own_scale:
             unscaled = self._compare(runs, ranks, mesh, Phase.BACKWARD, 1.0)
-            factors += [_find_factor(comparison) for comparison in unscaled.values()]
+            factors += [find_factor(comparison) for comparison in unscaled.values()]
         best: dict[ProbePoint, TensorComparison] = {}
         best_count = -1
         for factor in dict.fromkeys(filter(None, factors)):
@@ -277,6 +264,14 @@ class _ProbeComparisons:
             for name, tensor in self._reference.items()
             if ProbePoint.decode(name)[:4] == (Phase.FORWARD, Role.INPUT, point.module, point.call)
         )
+
+    def compared_inputs_of(self, point: ProbePoint) -> dict[str, TensorComparison]:
+        """The comparisons of the module's inputs in that call, by their paths."""
+        return {
+            candidate.path: comparison
+            for candidate, comparison in self.comparisons.items()
+            if candidate[:4] == (Phase.FORWARD, Role.INPUT, point.module, point.call)
+        }
 
     def find_outer(self, point: ProbePoint) -> Origin | None:
         """The output of the caller, if that differs too."""
@@ -487,6 +482,7 @@ def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
                 point.path,
                 is_first,
                 probed.inputs_of(point),
+                probed.compared_inputs_of(point),
                 probed.find_outer(point),
             )
 

@@ -21,7 +21,11 @@ from shardscope.parallel.parity.reduction_causes import (
     explain_wrong_group,
 )
 from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
-from shardscope.parallel.parity.slice_causes import explain_fused, explain_repeated_samples
+from shardscope.parallel.parity.slice_causes import (
+    explain_fused,
+    explain_gathered,
+    explain_repeated_samples,
+)
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 # Causes that apply to weights, which are loaded and not computed.
@@ -130,6 +134,7 @@ class OriginExplainer:
             self._explain_attached_loss(origin),
             self.explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
             self._explain_inputs(origin),
+            self._explain_gathered(origin),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
             explain_inputs(origin.comparison, self._result) if is_of_model else UNKNOWN,
@@ -145,6 +150,15 @@ class OriginExplainer:
         """The cause of wrong inputs of the model, which come from the program's data."""
         is_of_model = origin.kind is OriginKind.INPUT and origin.module is None
         return (explain_repeated_samples(origin.comparison) if is_of_model else None) or UNKNOWN
+
+    def _explain_gathered(self, origin: Origin) -> Explanation:
+        """The cause of a wrong output of a module whose inputs were gathered along another dim."""
+        for path, comparison in origin.compared_inputs.items():
+            cause = explain_gathered(comparison, self._axes)
+            if cause is not None:
+                clause = f"its input {path} {cause.predicate}"
+                return dataclasses.replace(cause, clause=clause, predicate="")
+        return UNKNOWN
 
     def _explain_own_shard(self, origin: Origin) -> Explanation:
         """The cause of a gradient that comes only from each rank's own shard of the output."""

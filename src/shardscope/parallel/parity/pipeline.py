@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 import torch
@@ -48,6 +48,15 @@ from shardscope.parallel.parity.collectives import take_collectives
 from shardscope.parallel.parity.explanation import list_names
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
 from shardscope.parallel.parity.locate import find_origins, find_output_layout
+from shardscope.parallel.parity.moments import (
+    StepComparison,
+    choose_moment,
+    count_wrong_gradients,
+    find_first_wrong,
+    list_moments,
+    list_wrong,
+    without_parameters,
+)
 from shardscope.parallel.parity.probe import (
     OUTSIDE,
     ModuleProbe,
@@ -64,7 +73,6 @@ from shardscope.parallel.parity.recheck import (
 )
 from shardscope.parallel.parity.result import (
     OF_MODEL,
-    BrokenTie,
     Origin,
     OriginKind,
     ParityResult,
@@ -124,21 +132,21 @@ def check_parity(
     session = _Session(version, precision, report, report_progress)
     steps = session.compare()
     is_deterministic = False
-    if _find_first_wrong(steps) is not None and draws_numbers(version.model, version.task):
+    if find_first_wrong(steps) is not None and draws_numbers(version.model, version.task):
         steps, is_deterministic = session.compare_without_rng(steps)
-    index = _find_first_wrong(steps)
+    index = find_first_wrong(steps)
     if index is None:
         return ParityResult(
-            _without_parameters(steps[0].comparisons),
+            without_parameters(steps[0].comparisons),
             steps[0].reference,
             session.has_exact,
-            steps=[_without_parameters(step.comparisons) for step in steps],
+            steps=[without_parameters(step.comparisons) for step in steps],
             is_training=version.task.training is not None,
         )
     step = steps[index]
     # If ranks drew different numbers, keep the RNG, to locate the draw.
     is_deterministic &= not any(
-        result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(step.comparisons)
+        result.verdict.suspect is Suspect.RANDOMNESS for result in list_wrong(step.comparisons)
     )
     parity_result = ParityResult(
         step.comparisons,
@@ -150,38 +158,11 @@ def check_parity(
         broken_ties=step.broken_ties,
         index=index,
         ranks=step.ranks,
-        steps=[_without_parameters(compared.comparisons) for compared in steps],
+        steps=[without_parameters(compared.comparisons) for compared in steps],
         is_training=version.task.training is not None,
         previous=steps[index - 1].reference if index else None,
     )
     return session.locate(parity_result, is_deterministic=is_deterministic)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _StepComparison:
-    """One step on the single device and on all ranks, with the comparisons of its tensors."""
-
-    reference: StepResult
-    ranks: Sequence[StepResult]
-    comparisons: list[TensorComparison]
-    broken_ties: list[BrokenTie]
-
-
-def _find_first_wrong(steps: Sequence[_StepComparison]) -> int | None:
-    """The index of the first step in which something differs."""
-    wrong = (index for index, step in enumerate(steps) if _wrong(step.comparisons))
-    return next(wrong, None)
-
-
-def _wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
-    results = _without_parameters(comparisons)
-    return [result for result in results if result.verdict.agreement not in TOLERABLE]
-
-
-def _without_parameters(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
-    """The comparisons without parameters, which may rightly have another form."""
-    return [result for result in comparisons if result.case.kind is not TensorKind.PARAMETER]
 
 
 @final
@@ -208,7 +189,7 @@ class _Session:
             version.batch_dim,
         )
 
-    def compare(self, *, is_deterministic: bool = False) -> list[_StepComparison]:
+    def compare(self, *, is_deterministic: bool = False) -> list[StepComparison]:
         """The comparisons of each step."""
         version = self._version
         self._report_progress("running the original")
@@ -240,19 +221,19 @@ class _Session:
             for step, comparisons in zip(steps, accepted, strict=True)
         ]
 
-    def _is_unsure(self, steps: Sequence[_StepComparison]) -> bool:
+    def _is_unsure(self, steps: Sequence[StepComparison]) -> bool:
         """Whether verdicts in the model's own precision need those in double precision.
 
         Those of training do: an optimizer amplifies the noise of small gradients.
         """
         return self._version.task.training is not None or any(
-            is_coarse(step.comparisons) or bool(_wrong(step.comparisons)) for step in steps
+            is_coarse(step.comparisons) or bool(list_wrong(step.comparisons)) for step in steps
         )
 
-    def _compare_step(self, runs: Runs, ranks: Sequence[StepResult]) -> _StepComparison:
+    def _compare_step(self, runs: Runs, ranks: Sequence[StepResult]) -> StepComparison:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
         comparison = self._compare_gradients_at(runs, resolved)
-        if not _count_wrong_gradients(comparison):
+        if not count_wrong_gradients(comparison.comparisons):
             return comparison
         compared = [self._compare_gradients_at(*moment) for moment in list_moments(runs, resolved)]
         # If gradients are only scaled after collectives, those before that show a cause better.
@@ -261,10 +242,10 @@ class _Session:
             for rank in resolved
         )
         compared = [*compared, comparison] if is_clipped else [comparison, *compared]
-        return min(compared, key=_count_wrong_gradients)
+        return compared[choose_moment([step.comparisons for step in compared])]
 
-    def _compare_gradients_at(self, runs: Runs, resolved: Sequence[StepResult]) -> _StepComparison:
-        return _StepComparison(
+    def _compare_gradients_at(self, runs: Runs, resolved: Sequence[StepResult]) -> StepComparison:
+        return StepComparison(
             runs.reference,
             resolved,
             self._compare_tensors(runs, resolved),
@@ -280,9 +261,7 @@ class _Session:
                 "after zero_grad(); call zero_grad() at the start of the step instead",
             )
 
-    def compare_without_rng(
-        self, steps: list[_StepComparison]
-    ) -> tuple[list[_StepComparison], bool]:
+    def compare_without_rng(self, steps: list[StepComparison]) -> tuple[list[StepComparison], bool]:
         """The verdicts after runs without random numbers, and whether those runs succeeded."""
         try:
             deterministic = self.compare(is_deterministic=True)
@@ -320,7 +299,7 @@ class _Session:
             return parity_result
         runs, (ranks, collectives) = recorded[0], take_collectives(recorded[1])
         is_of_model = any(
-            result.case.kind in OF_MODEL for result in _wrong(parity_result.comparisons)
+            result.case.kind in OF_MODEL for result in list_wrong(parity_result.comparisons)
         )
         origins = (
             find_origins(runs, ranks, self._mesh, probes[0], gradients=parity_result.comparisons)
@@ -352,7 +331,7 @@ class _Session:
         """What each micro-batch adds to gradients, if outputs agree: on the single device, or,
         if that computes all samples at once, on the ranks together.
         """
-        wrong = _wrong(parity_result.comparisons)
+        wrong = list_wrong(parity_result.comparisons)
         has_wrong_gradients = any(result.case.kind is TensorKind.GRADIENT for result in wrong)
         is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
         if is_forward or not has_wrong_gradients:
@@ -614,8 +593,8 @@ class _Session:
         return any(name.startswith(tuple(prefixes)) for name in added)
 
     def _reconsider(
-        self, steps: list[_StepComparison], *, is_deterministic: bool
-    ) -> list[_StepComparison]:
+        self, steps: list[StepComparison], *, is_deterministic: bool
+    ) -> list[StepComparison]:
         """Repeat the comparison in double precision, where noise may hide or mimic an error."""
         version = self._version
         self._report_progress("running all ranks in double precision")
@@ -635,46 +614,6 @@ class _Session:
             replace(again, comparisons=recheck_fp64(step.comparisons, _by_key(again.comparisons)))
             for step, again in zip(steps, exact, strict=True)
         ]
-
-
-def _count_wrong_gradients(step: _StepComparison) -> int:
-    return sum(result.case.kind is TensorKind.GRADIENT for result in _wrong(step.comparisons))
-
-
-def list_moments(
-    runs: Runs, ranks: Sequence[StepResult]
-) -> Iterator[tuple[Runs, Sequence[StepResult]]]:
-    """The same step with gradients of another moment in one version or both.
-
-    They are taken as backward left them, or as the last collective did. Where a program changes
-    gradients by itself, it may reduce them over ranks, which belongs to what is compared before
-    clipping, or clip them, which does not.
-    """
-    if not runs.reference.raw_gradients or not all(rank.raw_gradients for rank in ranks):
-        return
-    raw_runs = Runs(
-        _take_raw(runs.reference),
-        None if runs.fp64 is None else _take_raw(runs.fp64),
-        tuple(
-            (_take_raw(rounded), None if fp64 is None else _take_raw(fp64))
-            for rounded, fp64 in runs.perturbed_runs
-        ),
-        runs.precision,
-    )
-    raw_ranks = [_take_raw(rank) for rank in ranks]
-    reduced_ranks = [
-        replace(rank, gradients=rank.reduced_gradients, local_squares=rank.reduced_squares)
-        for rank in ranks
-    ]
-    yield raw_runs, reduced_ranks
-    yield raw_runs, raw_ranks
-    yield runs, reduced_ranks
-    yield runs, raw_ranks
-    yield raw_runs, ranks
-
-
-def _take_raw(result: StepResult) -> StepResult:
-    return replace(result, gradients=result.raw_gradients, local_squares=result.raw_squares)
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from shardscope.parallel.equivalence import EVALUATION, TensorComparison
+from shardscope.parallel.parity.evidence import is_noise
 from shardscope.parallel.parity.explanation import (
     OWN_VALUES,
     UNKNOWN,
@@ -47,15 +48,12 @@ from shardscope.record import (
     Source,
     Suspect,
     TensorKind,
-    TensorVerdict,
 )
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.patterns import matches_name
 
 SELF_EXPLANATORY = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 """Verdicts whose detail is enough where no cause is known."""
-MAX_NOISE = 0.1
-"""The relative noise above which a tensor is mostly noise."""
 # Causes that apply to reduced partial sums, but not to the partial sums themselves.
 _REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
 _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
@@ -177,7 +175,7 @@ class _Problems:
         right = [
             result
             for result in gradients
-            if result.verdict.agreement in TOLERABLE and not _is_noise(result.verdict)
+            if result.verdict.agreement in TOLERABLE and not is_noise(result.verdict)
         ]
         modules = {result.case.name.rpartition(".")[0] for result in wrong}
         if not self._outputs_agree or not wrong:
@@ -187,7 +185,7 @@ class _Problems:
         if right or len(modules) < 2:
             return None
         clipping = explain_clipping_by_hand(
-            self._result, [result for result in gradients if not _is_noise(result.verdict)]
+            self._result, [result for result in gradients if not is_noise(result.verdict)]
         )
         if clipping is not None:
             return self._describe_common(clipping, len(wrong), wrong, "gradient clipping")
@@ -350,13 +348,13 @@ class _Problems:
         """One problem for the parameters whose gradients differ for the same reason."""
         groups: dict[object, list[Origin]] = {}
         # Sums and means of noise are zero, so noise joins the cause of the other gradients.
-        for origin in sorted(origins, key=lambda origin: _is_noise(origin.comparison.verdict)):
+        for origin in sorted(origins, key=lambda origin: is_noise(origin.comparison.verdict)):
             cause = self._causes.explain(origin.comparison)
             agreement = origin.comparison.verdict.agreement
             same = (
                 key
                 for key, group in groups.items()
-                if _is_noise(origin.comparison.verdict)
+                if is_noise(origin.comparison.verdict)
                 and self._causes.explain(group[0].comparison).suspect is cause.suspect
                 and self._causes.explain(group[0].comparison).axes == cause.axes
             )
@@ -548,8 +546,3 @@ def _find_common_module(modules: Sequence[str]) -> str | None:
         while parts[: len(common)] != common:
             common.pop()
     return ".".join(common) or (modules[0] if len(modules) == 1 else None)
-
-
-def _is_noise(verdict: TensorVerdict) -> bool:
-    """Whether a gradient is zero up to noise, so that any factor would fit."""
-    return verdict.noise is None or verdict.noise > MAX_NOISE

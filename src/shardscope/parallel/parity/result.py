@@ -52,6 +52,7 @@ class Origin:
     inputs: tuple[
         torch.Tensor, ...
     ] = ()  # of the module on the single device, if its output differs
+    compared_inputs: Mapping[str, TensorComparison] = field(default_factory=dict)  # by their paths
     outer: Origin | None = None  # the output of its caller, if that differs too
     own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
     attached_factor: float | None = None  # of the gradient of a loss that starts in the module

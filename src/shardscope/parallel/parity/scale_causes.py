@@ -21,7 +21,7 @@ from shardscope.parallel.parity.evidence import (
 )
 from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
 from shardscope.parallel.parity.result import ParityResult
-from shardscope.record import Suspect
+from shardscope.record import TOLERABLE, Suspect
 
 _MAX_REST = 1e-4  # of gradients that a sum over micro-batches may leave unexplained
 _MIN_CONSTRAINTS = 8  # numbers that the factors of rows must explain
@@ -224,6 +224,18 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
             remedy=remedy,
             predicate=f"is too large by its input, which is added {often} too often{also}",
         )
+
+
+def find_factor(comparison: TensorComparison) -> float | None:
+    """The factor of a gradient on all ranks, if it is another than 1."""
+    if comparison.verdict.agreement in TOLERABLE or not comparison.full:
+        return None
+    target = comparison.case.target
+    assert target is not None
+    ratios = [find_median_ratio(full, to_fp64_on_cpu(target)) for full in comparison.full_in_fp64()]
+    ratio = ratios[0]
+    is_same = ratio and all(r is not None and math.isclose(r, ratio, rel_tol=1e-6) for r in ratios)
+    return float(f"{ratio:.6g}") if is_same and math.isfinite(ratio or 0) else None
 
 
 def find_scaling(result: StepResult) -> float | None:

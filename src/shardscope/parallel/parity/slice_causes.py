@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from shardscope.numerics import NoiseFloor, find_rms
-from shardscope.parallel.equivalence import Layout, Order, TensorComparison, ranks_along
+from shardscope.parallel.equivalence import (
+    Layout,
+    Order,
+    TensorComparison,
+    compare_case,
+    ranks_along,
+)
 from shardscope.parallel.parity.evidence import (
     MAX_ELEMENTS,
     Evidence,
@@ -16,7 +23,7 @@ from shardscope.parallel.parity.evidence import (
     target_in_fp64,
 )
 from shardscope.parallel.parity.explanation import Explanation
-from shardscope.record import Suspect
+from shardscope.record import TOLERABLE, Agreement, Suspect
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
@@ -242,6 +249,54 @@ def find_wrong_dim(evidence: Evidence) -> Iterator[Explanation]:
                     f"{count} on each rank",
                     (name,),
                 )
+
+
+def explain_gathered(comparison: TensorComparison, axes: Mapping[str, int]) -> Explanation | None:
+    """Recognize shards along one dim that were gathered along another.
+
+    Such as keys of shape [batch, sequence / n, heads] whose shards are concatenated along the
+    heads: each rank has the shape [batch, sequence / n, n * heads].
+    """
+    case, target = comparison.case, comparison.case.reference
+    tensors = [tensor for tensor in case.ranks if tensor is not None]
+    if comparison.verdict.agreement is not Agreement.RESHAPED or case.calls or target is None:
+        return None
+    if len(tensors) < len(case.ranks) or any(tensor.ndim != target.ndim for tensor in tensors):
+        return None
+    for (index, (name, size)), dim in itertools.product(
+        enumerate(axes.items()), range(target.ndim)
+    ):
+        if size < 2 or any(tensor.shape[dim] != size * target.shape[dim] for tensor in tensors):
+            continue
+        shards = _find_gathered_shards(tensors, ranks_along(case.sizes, index), dim)
+        if shards is None:
+            continue
+        compared = compare_case(replace(case, ranks=shards))
+        sharded_dim = None if compared.layout is None else compared.layout.dims[index]
+        if compared.verdict.agreement in TOLERABLE and sharded_dim is not None:
+            return Explanation(
+                Suspect.WRONG_DIM,
+                axes=(name,),
+                predicate=f"has the shape {list(tensors[0].shape)} instead of "
+                f"{list(target.shape)}: it is sharded over {name} along dim {sharded_dim}, but "
+                f"gathered along dim {dim}",
+                remedy=f"Gather it over {name} along dim {sharded_dim}.",
+            )
+    return None
+
+
+def _find_gathered_shards(
+    tensors: Sequence[torch.Tensor], lines: Iterable[Sequence[int]], dim: int
+) -> tuple[torch.Tensor, ...] | None:
+    """The shard of each rank, if the ranks of each line hold their shards gathered along a dim."""
+    shards = list(tensors)
+    for line in lines:
+        for position, rank in enumerate(line):
+            shards[rank] = tensors[rank].chunk(len(line), dim)[position]
+        gathered = torch.cat([shards[rank] for rank in line], dim)
+        if not all(torch.equal(tensors[rank], gathered) for rank in line):
+            return None
+    return tuple(shards)
 
 
 def _flatten(
