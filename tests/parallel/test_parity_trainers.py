@@ -8,7 +8,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import parity
-from shardscope.record import Severity, TensorKind
+from shardscope.record import TOLERABLE, Severity, TensorKind
 
 WIDTH, NUM_MICRO = 8, 2
 X = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -241,6 +241,7 @@ def test_a_gradient_that_is_only_noise_may_be_larger_in_half_precision():
         precision=torch.bfloat16,
     )
     [bias] = [t for t in recording.parity[0].tensors if (t.name, t.step) == ("layer.bias", 1)][:1]
-    assert bias.noise > 0.5
-    assert bias.error > 100 * bias.noise
+    assert bias.noise > 1.0  # relative to a gradient that is zero but for rounding
+    assert bias.error > 1.0
+    assert bias.agreement in TOLERABLE
     assert {finding.severity for finding in recording.findings} <= {Severity.INFO}

@@ -23,7 +23,14 @@ from shardscope.numerics import (
 from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
 from shardscope.parallel.equivalence.step import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
-from shardscope.record import FINE, Agreement, Suspect, TensorVerdict, compress_ranks
+from shardscope.record import (
+    FINE,
+    Agreement,
+    Suspect,
+    TensorKind,
+    TensorVerdict,
+    compress_ranks,
+)
 
 
 @final
@@ -175,7 +182,8 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
                 nearest = comparison
     if nearest is not None:
         return _choose_wrong_shards(nearest, tensors)
-    flat = [_compare_full(case, full) for full in _join_flat(tensors, shape, case.sizes)]
+    joined = [] if case.kind is TensorKind.OUTPUT else _join_flat(tensors, shape, case.sizes)
+    flat = [_compare_full(case, full) for full in joined]
     if flat:
         return min(flat, key=_error)
     odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]

@@ -310,13 +310,13 @@ class TrainingRecorder:
         for name in [name for name in table if name not in self._used | self._unclipped.keys()]:
             del table[name]
         table |= {n: g for n, g in self._unclipped.items() if n not in self._used & table.keys()}
+        self._on_gradients()
 
     def _use_gradients(self, names: Collection[str]) -> None:
         """Take the gradients of these parameters, which an optimizer is about to use."""
         table = self._values.tables[TensorKind.GRADIENT, ""]
         table |= {name: self._unclipped[name] for name in names if name in self._unclipped}
         self._used.update(names)
-        self._on_gradients()
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
         """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""
