@@ -70,6 +70,7 @@ VARIATIONS = {
     "early end": "the data of a rank ends earlier",
     "nan": "a loss or gradient of a rank is not finite",
     "values": "the data of a rank has other values, so that a comparison has another result",
+    "frozen": "parameters of the model are frozen, or a module is not used",
     "exception": "a call on a rank raises, as a loader that meets a broken file",
     "out of memory": "an allocation on a rank fails",
     "missing file": "a file exists on some ranks only, as on a local disk",

@@ -43,7 +43,8 @@ def prove_case(case: Case) -> Iterator[str]:
             if not is_expected:
                 yield title
                 for rank, output in enumerate(result.outputs):
-                    print(f"    rank {rank}: " + "\n      ".join(output.splitlines()[-12:]))
+                    for line in output.splitlines()[-12:]:
+                        print(f"    rank {rank}: {line[:160]}")
 
 
 def run_variant(case: Case, variant: str, *, has_condition: bool) -> Run:

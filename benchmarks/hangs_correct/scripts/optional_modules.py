@@ -1,0 +1,62 @@
+"""FSDP2 and modules that not every rank needs in every step."""
+
+import argparse
+
+import torch
+from common import finish, mlp, setup
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+WAYS = ["dummy", "empty-input", "larger-unit", "replicated"]
+
+
+class Multimodal(nn.Module):
+    """Text always, an image sometimes."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.text, self.vision, self.head = mlp(6, 16), mlp(4, 16, 16), nn.Linear(16, 1)
+
+    def forward(self, text, image):
+        hidden = self.text(text)
+        if image is None and self.way == "dummy":
+            return self.head(hidden + 0.0 * self.vision(text.new_zeros(1, 4)).sum())
+        if image is None and self.way == "empty-input":
+            return self.head(hidden + 0.0 * self.vision(text.new_zeros(0, 4)).sum())
+        if image is not None:
+            hidden = hidden + self.vision(image)
+        return self.head(hidden)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=WAYS, default="dummy")
+    args = parser.parse_args()
+    rank, _, device = setup()
+    model = Multimodal(args.way).to(device)
+    fully_shard(model.text)
+    if args.way in ("dummy", "empty-input"):
+        fully_shard(model.vision)
+    ignored = set(model.vision.parameters()) if args.way == "replicated" else None
+    fully_shard(model, ignored_params=ignored)
+    if args.way != "replicated":
+        model.set_reduce_scatter_unused_params(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(4):
+        text = torch.randn(4, 6, generator=generator).to(device)
+        has_image = (step + rank) % 3 != 0
+        image = torch.randn(4, 4, generator=generator).to(device) if has_image else None
+        model(text, image).square().mean().backward()
+        if args.way == "replicated":
+            for p in model.vision.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                torch.distributed.all_reduce(p.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    finish("done")
+
+
+if __name__ == "__main__":
+    main()
