@@ -56,7 +56,12 @@ def main() -> int:
     if not arguments.no_prove and prove(names, is_correct=arguments.correct is not None):
         return 1
     if arguments.correct is not None:
-        runs: list[Callable[[], dict[str, Any]]] = [partial(check_correct, name) for name in names]
+        from benchmarks.hangs_correct.programs import load_programs
+
+        programs = load_programs()
+        runs: list[Callable[[], dict[str, Any]]] = [
+            partial(check_correct, name, programs[name]) for name in names
+        ]
     else:
         kinds = (arguments.variant,) if arguments.variant else VARIANTS
         runs = [partial(check_case, name, kind) for name in names for kind in kinds]
@@ -77,10 +82,10 @@ def main() -> int:
 def list_names(correct: str | None, patterns: Sequence[str]) -> list[str]:
     """The names of the correct programs that match, or of the cases."""
     from benchmarks.hangs.case import list_cases
-    from benchmarks.hangs_correct.programs import PROGRAMS
+    from benchmarks.hangs_correct.programs import load_programs
 
     if correct is not None:
-        return [name for name in PROGRAMS if fnmatchcase(name, correct)]
+        return [name for name in load_programs() if fnmatchcase(name, correct)]
     return [name for name in list_cases() if any(fnmatchcase(name, p) for p in patterns)]
 
 
@@ -115,12 +120,10 @@ def check_case(name: str, variant: str) -> dict[str, Any]:
     }
 
 
-def check_correct(name: str) -> dict[str, Any]:
+def check_correct(name: str, program: Any) -> dict[str, Any]:
     """Run check on a correct program: each alarm is false."""
     from benchmarks.hangs.scoring import list_alarms
-    from benchmarks.hangs_correct.programs import PROGRAMS
 
-    program = PROGRAMS[name]
     result: dict[str, Any] = {"case": name, "variant": "correct", "source": "", "class": ""}
     result |= run_check(program.script, program.arguments, program.nproc, {})
     alarms = list_alarms(result.pop("findings"))

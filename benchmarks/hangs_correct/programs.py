@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from benchmarks.silent.correct import PROGRAMS as SILENT_PROGRAMS
-
 _FOLDER = Path(__file__).parent
 # gloo has no PREMUL_SUM, which FSDP2 uses for a divide factor in single precision.
 _NOT_ON_GLOO = ("moe/ep-fsdp", "summed/fsdp")
@@ -111,18 +109,26 @@ def _make(script: str, text: str, nproc: int) -> tuple[str, CorrectProgram]:
     return f"{script}/{label}/{nproc}", CorrectProgram(path, words, nproc)
 
 
-def _list_programs() -> Iterator[tuple[str, CorrectProgram]]:
+def _list_scripts() -> Iterator[tuple[str, CorrectProgram]]:
     for script, (option, values) in _OPTIONS.items():
         for value in values.split():
             yield _make(script, f"--{option} {value}", 2)
     for script, combinations in _COMBINATIONS.items():
         for text, nproc in combinations:
             yield _make(script, text, nproc)
-    for name, program in SILENT_PROGRAMS.items():
-        if name.startswith(_NOT_ON_GLOO):
-            continue
-        nproc = math.prod(program.layout.mesh.values())
-        yield f"silent/{name}", CorrectProgram(_FOLDER / "silent_ranks.py", (name,), nproc)
 
 
-PROGRAMS: Mapping[str, CorrectProgram] = dict(_list_programs())
+SCRIPTS: Mapping[str, CorrectProgram] = dict(_list_scripts())
+
+
+def load_programs() -> dict[str, CorrectProgram]:
+    """All programs by name: the scripts, and after them the programs of `benchmarks/silent`."""
+    from benchmarks.silent.correct import PROGRAMS
+
+    programs = dict(SCRIPTS)
+    for name, program in PROGRAMS.items():
+        if not name.startswith(_NOT_ON_GLOO):
+            nproc = math.prod(program.layout.mesh.values())
+            path = _FOLDER / "silent_ranks.py"
+            programs[f"silent/{name}"] = CorrectProgram(path, (name,), nproc)
+    return programs

@@ -13,14 +13,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.hangs.ranks import Launch, run
-from benchmarks.hangs_correct.programs import PROGRAMS
+from benchmarks.hangs_correct.programs import load_programs
 
 
 def prove_programs(names: Sequence[str]) -> int:
     """Run each program, print those that do not end on all ranks; 1 if there are any."""
     num_wrong = 0
+    programs = load_programs()
     for name in names:
-        program = PROGRAMS[name]
+        program = programs[name]
         launch = Launch(program.script, program.nproc, program.arguments)
         with tempfile.TemporaryDirectory() as folder:
             result = run(launch, Path(folder))
@@ -37,4 +38,6 @@ def prove_programs(names: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     patterns = sys.argv[1:] or ["*"]
-    sys.exit(prove_programs([n for n in PROGRAMS if any(fnmatchcase(n, p) for p in patterns)]))
+    sys.exit(
+        prove_programs([n for n in load_programs() if any(fnmatchcase(n, p) for p in patterns)])
+    )
