@@ -22,7 +22,7 @@ what a tool should say:
     [differing]                         # the ranks that leave the common path
     ranks = "varied"                    # those that the tool varies, or a list
     calls = ["barrier"]                 # the kinds of collective they may be in; empty: none
-    line = "dist.barrier()"             # the text of a line that they may be at
+    line = "dist.barrier()"             # the text of the line, or lines, that they may be at
     [others]                            # the ranks that wait for them
     calls = ["all_reduce"]
     line = "loss.backward()"
@@ -110,7 +110,7 @@ class Side:
 
     ranks: str | tuple[int, ...] = "others"
     calls: tuple[str, ...] = ()
-    line: str = ""
+    lines: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
 
@@ -167,7 +167,7 @@ class Case:
 
     def named_lines(self) -> list[int]:
         """The numbers of the lines whose text the record gives, on either side."""
-        texts = [side.line for side in (self.differing, self.others) if side.line]
+        texts = self.differing.lines + self.others.lines
         lines = self.file.read_text().splitlines()
         return [n for n, line in enumerate(lines, 1) if any(text in line for text in texts)]
 
@@ -209,5 +209,6 @@ def _one_of(known: Any, value: str, name: str) -> str:
 
 
 def _read_side(table: dict[str, Any]) -> Side:
+    line = table.pop("line")
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-    return Side(**values)
+    return Side(lines=(line,) if isinstance(line, str) else tuple(line), **values)

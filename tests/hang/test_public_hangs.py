@@ -44,8 +44,9 @@ def test_a_case_names_its_source_and_marks_its_line(case: Case) -> None:
     assert case.marked_lines(), "no line ends with # HANG"
     text = case.file.read_text()
     for side in (case.differing, case.others):
-        assert side.line, "a side names no line"
-        assert side.line in text, side.line
+        assert side.lines, "a side names no line"
+        for line in side.lines:
+            assert line in text, line
     assert case.remedies
 
 
