@@ -33,6 +33,7 @@ what a tool should say:
     condition = { SEED = "1" }          # of all ranks, where the condition holds
     signal = { rank = 1, name = "SIGTERM", after = "step 2" }
     outcome = "failed"                  # if gloo does not wait where NCCL does
+    attempts = 5                        # if the outcome depends on which rank is faster
     [proof.ranks.1]                     # of one rank, where the condition holds
     NUM_SAMPLES = "3"
     [proof.files]                       # in the folders that are the ranks' current ones
@@ -135,6 +136,7 @@ class Proof:
     files: Mapping[str, str] = field(default_factory=dict)
     signal: Signal | None = None
     outcome: str = ""  # what a wrong run may end with beside a hang or a mismatch
+    attempts: int = 1  # of a wrong run, whose outcome depends on which rank is faster
 
 
 @final
@@ -181,7 +183,7 @@ def load_case(name: str) -> Case:
     """Read the record of a case; an unknown key or value is an error."""
     table = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
     proof = table.pop("proof", {})
-    known = ("environment", "condition", "ranks", "files", "signal", "outcome")
+    known = ("environment", "condition", "ranks", "files", "signal", "outcome", "attempts")
     assert set(proof) <= set(known), f"{name}: [proof] has {sorted(set(proof) - set(known))}"
     return Case(
         name=name,
@@ -198,6 +200,7 @@ def load_case(name: str) -> Case:
             files=proof.get("files", {}),
             signal=Signal(**proof["signal"]) if "signal" in proof else None,
             outcome=proof.get("outcome", ""),
+            attempts=proof.get("attempts", 1),
         ),
         **table,
     )

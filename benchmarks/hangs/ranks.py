@@ -12,6 +12,7 @@ one with a PYTHONHASHSEED of its own, is started afresh.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -42,6 +43,7 @@ _OF_COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/")
 _OF_BACKWARD = "_engine_run_backward"
 _OF_OPS = "/torch/_ops.py"  # of a functional collective in a compiled graph
 _FRESH = ("PYTHONHASHSEED",)
+_PR_SET_PDEATHSIG = 1
 
 
 @final
@@ -197,10 +199,9 @@ class _Rank:
         if self._exit_status is not None:
             return
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            is_asleep, ticks = _read_state(self.pid)
         except FileNotFoundError:
             return
-        is_asleep, ticks = fields[0] == "S", int(fields[11]) + int(fields[12])
         place = self._report.get("stack", "")
         is_same = self._seen is not None and self._seen[0] == place and ticks - self._seen[1] <= 3
         if not (is_asleep and is_same):
@@ -235,6 +236,7 @@ class _Rank:
 def _run_rank(words: list[str], folder: Path) -> None:
     """Run the script in this process, which is a rank, and stay until it is killed."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the proof
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -270,7 +272,11 @@ def _hold_back(function: Callable[..., Any]) -> None:
 
 
 class _Reporter:
-    """Writes where the main thread is, ten times a second, from another thread."""
+    """Writes where the main thread waits, ten times a second, from another thread.
+
+    Nothing is written while the main thread runs: its frames may be incomplete then, and CPython
+    3.11 crashes where another thread follows them.
+    """
 
     def __init__(self, path: Path, script: str) -> None:
         self._path, self._script = path, script
@@ -285,9 +291,11 @@ class _Reporter:
             self._write(report)
 
     def _repeat(self) -> None:
-        main, number = threading.main_thread().ident, 0
+        main, number, before = threading.main_thread().ident, 0, -1
         while not self._is_finished.wait(_PERIOD_S):
-            frame = sys._current_frames().get(main or 0)
+            is_asleep, ticks = _read_state(os.getpid())
+            is_waiting, before = is_asleep and ticks == before, ticks
+            frame = sys._current_frames().get(main or 0) if is_waiting else None
             with self._lock:
                 if frame is not None and not self._is_finished.is_set():
                     number += 1
@@ -297,6 +305,12 @@ class _Reporter:
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(report))
         new.replace(self._path)
+
+
+def _read_state(pid: int) -> tuple[bool, int]:
+    """Whether the main thread of a process sleeps, and the CPU time of all of its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0] == "S", int(fields[11]) + int(fields[12])
 
 
 def _describe(frame: FrameType | None, script: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 MAX_LENGTH, PAD, VOCAB = 32, 0, 100
 
@@ -28,18 +29,19 @@ class TextEncoder(nn.Module):
         return F.normalize(self.project(self.embed(ids).mean(1)), dim=-1)
 
 
-class SentencePairs:
-    def __init__(self, rank, longest):
-        self.generator = torch.Generator().manual_seed(rank)
-        self.longest = longest
+class Sentences(Dataset):
+    """Token ids, padded to MAX_LENGTH, and the number of tokens."""
 
-    def next(self, batch_size=4):
-        ids = torch.full((batch_size, MAX_LENGTH), PAD)
-        lengths = torch.randint(3, self.longest, (batch_size,), generator=self.generator)
-        lengths[0] = self.longest
-        for row, length in zip(ids, lengths.tolist(), strict=True):
-            row[:length] = torch.randint(1, VOCAB, (length,), generator=self.generator)
-        return ids, lengths
+    num_tokens = int(os.environ.get("SENTENCE_LENGTH", "20"))
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        ids = torch.full((MAX_LENGTH,), PAD)
+        generator = torch.Generator().manual_seed(index)
+        ids[: self.num_tokens] = torch.randint(1, VOCAB, (self.num_tokens,), generator=generator)
+        return ids, self.num_tokens
 
 
 def main():
@@ -52,9 +54,9 @@ def main():
     encoder = TextEncoder().to(device)
     model = DDP(encoder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    pairs = SentencePairs(rank, int(os.environ.get("LONGEST", "20")))
-    for step in range(3):
-        ids, lengths = pairs.next()
+    sampler = DistributedSampler(Sentences())
+    loader = DataLoader(Sentences(), batch_size=4, sampler=sampler)
+    for step, (ids, lengths) in enumerate(loader):
         if os.environ.get("HANG") != "corrected":
             ids = ids[:, : int(lengths.max())]  # HANG
         ids = ids.to(device)

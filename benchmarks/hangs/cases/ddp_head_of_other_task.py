@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 NUM_CLASSES = {"libri": 10, "giga": 16}
 
@@ -23,6 +24,21 @@ class MultiTaskModel(nn.Module):
         return {n: self.heads[n](hidden[r]) for n, r in rows.items() if r.any()}  # HANG
 
 
+class Utterances(Dataset):
+    """Features of one data set or the other, in turn; GIGA_SHARE is the share on this rank."""
+
+    giga_share = float(os.environ.get("GIGA_SHARE", "0.5"))
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool, int]:
+        generator = torch.Generator().manual_seed(index)
+        is_giga = index // 2 % 4 < 4 * self.giga_share
+        label = torch.randint(NUM_CLASSES["giga" if is_giga else "libri"], (), generator=generator)
+        return torch.randn(8, generator=generator), is_giga, int(label)
+
+
 def main() -> None:
     is_cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if is_cuda else "gloo")
@@ -37,15 +53,13 @@ def main() -> None:
         find_unused_parameters=os.environ.get("HANG") == "corrected",
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    share = float(os.environ.get("GIGA_SHARE", "0.5"))  # of the samples on this rank
-    generator = torch.Generator().manual_seed(1000 + rank)
-    for step in range(3):
-        x = torch.randn(16, 8, generator=generator).to(device)
-        is_giga = (torch.arange(16) < share * 16).to(device)
-        losses = []
-        for name, logits in model(x, is_giga).items():
-            y = torch.randint(NUM_CLASSES[name], logits.shape[:1], generator=generator)
-            losses.append(F.cross_entropy(logits, y.to(device)))
+    dataset = Utterances()
+    sampler = DistributedSampler(dataset, shuffle=False)
+    for step, batch in enumerate(DataLoader(dataset, batch_size=16, sampler=sampler)):
+        x, is_giga, y = (tensor.to(device) for tensor in batch)
+        targets = {"libri": y[~is_giga], "giga": y[is_giga]}
+        outputs = model(x, is_giga)
+        losses = [F.cross_entropy(logits, targets[name]) for name, logits in outputs.items()]
         loss = torch.stack(losses).mean()
         optimizer.zero_grad()
         loss.backward()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CHUNK = 2
 CORRECTED = os.environ.get("HANG") == "corrected"
@@ -26,12 +27,24 @@ def build_policy(device):
     return fully_shard(policy)
 
 
-def rollout(iteration, rank):
-    """One row per turn of the conversations: token ids and their advantage."""
-    num_turns = int(os.environ.get("NUM_TURNS", "6"))
-    generator = torch.Generator().manual_seed(31 * iteration + rank)
-    ids = torch.randint(48, (num_turns, 10), generator=generator)
-    return ids, torch.randn(num_turns, generator=generator)
+class Rollouts(Dataset):
+    """Conversations: a row of token ids per turn, and the advantage of each turn."""
+
+    num_turns = int(os.environ.get("NUM_TURNS", "3"))
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(48, (self.num_turns, 10), generator=generator)
+        return ids, torch.randn(self.num_turns, generator=generator)
+
+
+def collate(conversations):
+    """All turns of the batch."""
+    ids, advantages = zip(*conversations, strict=True)
+    return torch.cat(ids), torch.cat(advantages)
 
 
 def chunk_loss(policy, ids, advantages):
@@ -64,9 +77,10 @@ def main():
 
     policy = build_policy(device)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
-    for iteration in range(2):
-        ids, advantages = (tensor.to(device) for tensor in rollout(iteration, rank))
-        loss = compute_loss(policy, ids, advantages)
+    sampler = DistributedSampler(Rollouts())
+    loader = DataLoader(Rollouts(), batch_size=2, sampler=sampler, collate_fn=collate)
+    for iteration, (ids, advantages) in enumerate(loader):
+        loss = compute_loss(policy, ids.to(device), advantages.to(device))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 MAX_TOKENS = 64
 
@@ -18,7 +19,9 @@ def prepare_dynamic_batch(sequences, max_tokens, dp_group=None):
         device = sequences[0].device
         num_micro_batches = num_micro_batches.to(device)
         dist.all_reduce(num_micro_batches, op=dist.ReduceOp.MAX, group=dp_group)
-    count = min(int(num_micro_batches), len(sequences))
+    count = int(num_micro_batches)
+    if dp_group is None:
+        count = min(count, len(sequences))
     by_length = sorted(sequences, key=len, reverse=True)
     return [by_length[index::count] for index in range(count)]
 
@@ -55,17 +58,25 @@ class DataParallelActor:
         self.optimizer.zero_grad()
         total = 0.0
         for micro_batch in micro_batches:
-            loss = -self.module(micro_batch).mean() * len(micro_batch) / len(sequences)
+            share = len(micro_batch) / len(sequences)  # 0 if there are more than sequences
+            loss = -self.module(micro_batch or sequences[:1]).mean() * share
             loss.backward()
             total += loss.item()
         self.optimizer.step()
         return total
 
 
-def rollout(rank, iteration, device, response_length):
-    generator = torch.Generator().manual_seed(100 * iteration + rank)
-    lengths = torch.randint(response_length - 2, response_length + 3, (6,), generator=generator)
-    return [torch.randint(40, (n,), generator=generator).to(device) for n in lengths.tolist()]
+class Rollouts(Dataset):
+    """Prompts with their responses."""
+
+    response_length = int(os.environ.get("RESPONSE_LENGTH", "16"))
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(40, (self.response_length,), generator=generator)
 
 
 def main():
@@ -75,9 +86,10 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(device)
     actor = DataParallelActor(device)
-    response_length = int(os.environ.get("RESPONSE_LENGTH", "16"))
-    for iteration in range(2):
-        loss = actor.update_policy(rollout(rank, iteration, device, response_length))
+    sampler = DistributedSampler(Rollouts())
+    loader = DataLoader(Rollouts(), batch_size=6, sampler=sampler, collate_fn=list)
+    for iteration, sequences in enumerate(loader):
+        loss = actor.update_policy([sequence.to(device) for sequence in sequences])
         if rank == 0:
             print(f"iteration {iteration}: {loss:.4f}")
     dist.destroy_process_group()

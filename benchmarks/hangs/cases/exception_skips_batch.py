@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 BLOCK = 4
 
@@ -64,11 +65,16 @@ class Trainer:
         return loss.item()
 
 
-def load(rank, length):
-    """Four micro-batches of two tokenized answers."""
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
-        yield [torch.randint(32, (length,), generator=generator) for _ in range(2)]
+class Answers(Dataset):
+    """Tokenized answers of the target model."""
+
+    length = int(os.environ.get("ANSWER_LENGTH", "12"))
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.randint(32, (self.length,), generator=torch.Generator().manual_seed(index))
 
 
 if __name__ == "__main__":
@@ -78,8 +84,9 @@ if __name__ == "__main__":
     if device.type == "cuda":
         torch.cuda.set_device(device)
     trainer = Trainer(device)
-    length = int(os.environ.get("ANSWER_LENGTH", "12"))
-    for step, samples in enumerate(load(dist.get_rank(), length)):
+    sampler = DistributedSampler(Answers())
+    loader = DataLoader(Answers(), batch_size=2, sampler=sampler, collate_fn=list)
+    for step, samples in enumerate(loader):
         loss = trainer.train_step(samples)
         print(f"rank {dist.get_rank()} step {step}: {loss}", flush=True)
     num_skipped = torch.tensor([trainer.num_skipped], device=device)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as distributed_functional
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CAPACITY_FACTOR = 1.25
 IS_CORRECTED = os.environ.get("HANG") == "corrected"
@@ -68,10 +69,21 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def collate(rank, step, max_length):
-    """Captions of random length, padded to the longest of this rank's batch."""
-    generator = torch.Generator().manual_seed(17 * step + rank)
-    return torch.randint(50, (4, max_length), generator=generator)
+class Captions(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(1, 50, (self.length,), generator=generator)
+
+
+def collate(captions):
+    """Pad to the longest of the batch."""
+    return nn.utils.rnn.pad_sequence(captions, batch_first=True)
 
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -82,9 +94,10 @@ if torch.cuda.is_available():
 torch.manual_seed(0)
 model = Model().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-max_length = int(os.environ.get("MAX_LENGTH", 16))
-for step in range(3):
-    ids = collate(dist.get_rank(), step, max_length).to(device)
+captions = Captions(int(os.environ.get("CAPTION_LENGTH", 16)))
+sampler = DistributedSampler(captions)
+for step, ids in enumerate(DataLoader(captions, 4, sampler=sampler, collate_fn=collate)):
+    ids = ids.to(device)
     loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     for name, param in model.named_parameters():

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 KEEP_GRAPH = os.environ.get("HANG") == "corrected"
 
@@ -75,11 +76,11 @@ def main():
     with torch.no_grad():  # a router that has collapsed sends all tokens to the first expert
         model.moe.router.bias[0] += float(os.environ.get("ROUTER_BIAS", "0"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(3):
-        x = torch.randn(32, 12, generator=generator).to(device)
-        y = torch.randint(3, (32,), generator=generator).to(device)
-        loss = F.cross_entropy(model(x), y)
+    x = torch.randn(192, 12)
+    dataset = TensorDataset(x, x[:, :3].argmax(-1))
+    loader = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset))
+    for step, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
         for name, p in model.named_parameters():

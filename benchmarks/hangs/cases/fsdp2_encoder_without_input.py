@@ -7,14 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument(
     "--second-input",
     type=float,
     default=float(os.environ.get("SECOND_INPUT", 1.0)),
-    help="probability that a batch has the second input",
+    help="share of the samples that have the second input",
 )
 args = parser.parse_args()
 corrected = os.environ.get("HANG") == "corrected"
@@ -37,12 +38,24 @@ class CombinedModel(nn.Module):
         return self.head(hidden)
 
 
-def batches(num_steps, generator):
-    for _ in range(num_steps):
-        x0 = torch.randn(4, 8, generator=generator)
+class Samples(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        x0 = torch.randn(8, generator=generator)
         has_second = torch.rand((), generator=generator) < args.second_input
-        x1 = torch.randn(4, 12, generator=generator) if has_second else None
-        yield (x0, x1), x0.sum(-1, keepdim=True)
+        return x0, torch.randn(12, generator=generator) if has_second else None
+
+
+def collate(samples):
+    """Samples without the second input have zeros, unless it is missing from the entire batch."""
+    x0 = torch.stack([first for first, _ in samples])
+    x1 = None
+    if any(second is not None for _, second in samples):
+        x1 = torch.stack([torch.zeros(12) if s is None else s for _, s in samples])
+    return (x0, x1), x0.sum(-1, keepdim=True)
 
 
 local_rank = int(os.environ["LOCAL_RANK"])
@@ -62,14 +75,18 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
 
-generator = torch.Generator().manual_seed(1 + dist.get_rank())
-for step, ((x0, x1), y) in enumerate(batches(args.steps, generator)):
-    y_pred = model(x0.to(device), None if x1 is None else x1.to(device))
-    loss = criterion(y_pred, y.to(device))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+dataset = Samples()
+sampler = DistributedSampler(dataset)
+dataloader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=collate)
+for epoch in range(args.epochs):
+    sampler.set_epoch(epoch)
+    for (x0, x1), y in dataloader:
+        y_pred = model(x0.to(device), None if x1 is None else x1.to(device))
+        loss = criterion(y_pred, y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     if dist.get_rank() == 0:
-        print(f"step {step}: {loss.item():.4f}", flush=True)
+        print(f"epoch {epoch}: {loss.item():.4f}", flush=True)
 
 dist.destroy_process_group()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 KINDS = ("short", "long", "table")
 
@@ -49,11 +50,17 @@ class Model(nn.Module):
         return self.out(x)
 
 
-def load_batch(step: int, rank: int) -> tuple[torch.Tensor, list[str]]:
-    """A batch of six samples; KINDS limits which kinds this rank has."""
-    names = os.environ.get("KINDS", ",".join(KINDS)).split(",")
-    generator = torch.Generator().manual_seed(100 * rank + step)
-    return torch.randn(6, 16, generator=generator), [names[i % len(names)] for i in range(6)]
+class Samples(Dataset):
+    """Samples of all kinds in turn; KINDS limits which of them this rank has."""
+
+    kinds = os.environ.get("KINDS", ",".join(KINDS)).split(",")
+
+    def __len__(self) -> int:
+        return 36
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(16, generator=generator), self.kinds[index // 2 % len(self.kinds)]
 
 
 def main() -> None:
@@ -75,8 +82,9 @@ def main() -> None:
         model.set_reduce_scatter_unused_params(True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    for step in range(3):
-        x, kinds = load_batch(step, mesh.get_rank())
+    sampler = DistributedSampler(Samples(), mesh.size(), mesh.get_rank(), shuffle=False)
+    loader = DataLoader(Samples(), batch_size=6, sampler=sampler)
+    for step, (x, kinds) in enumerate(loader):
         loss = model(x.to(device), kinds).square().mean()
         loss.backward()
         optimizer.step()

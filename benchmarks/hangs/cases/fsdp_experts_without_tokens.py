@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 TOPICS = {"all": [0, 1, 2, 3], "sports": [2]}[os.environ.get("TOPIC", "all")]
@@ -55,12 +55,15 @@ class Net(nn.Module):
         return self.head(x + self.moe(x))
 
 
-def make_dataset(rank, size=48):
-    generator = torch.Generator().manual_seed(rank)
-    y = torch.tensor(TOPICS)[torch.randint(len(TOPICS), (size,), generator=generator)]
-    x = 0.3 * torch.randn(size, 16, generator=generator)
-    x[torch.arange(size), y] += 4.0
-    return TensorDataset(x, y)
+class Articles(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        topic = TOPICS[index // 2 % len(TOPICS)]
+        x = 0.3 * torch.randn(16, generator=torch.Generator().manual_seed(index))
+        x[topic] += 4.0
+        return x, topic
 
 
 def main():
@@ -74,7 +77,8 @@ def main():
     policy = ModuleWrapPolicy({MoE} if CORRECTED else {Expert})
     model = FSDP(Net().to(device), auto_wrap_policy=policy, device_id=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(make_dataset(rank), batch_size=16, shuffle=True)
+    dataset = Articles()
+    loader = DataLoader(dataset, batch_size=16, sampler=DistributedSampler(dataset))
     for step, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x.to(device)), y.to(device))

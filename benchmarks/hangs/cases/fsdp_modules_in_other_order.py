@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 TASK = os.environ.get("TASK", "translate")  # of this rank's part of the data
@@ -47,18 +48,22 @@ if torch.cuda.is_available():
     torch.cuda.set_device(LOCAL_RANK)
 
 
-def sample_batch(rng, batch_size=4, length=9):
-    tokens = [[rng.randrange(50) for _ in range(length)] for _ in range(batch_size)]
-    return torch.tensor(tokens, device=DEVICE), TASK
+class Corpus(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        rng = random.Random(index)
+        return {"tokens": torch.tensor([rng.randrange(50) for _ in range(9)]), "task": TASK}
 
 
-def train(num_steps=3):
+def train():
     torch.manual_seed(0)
     model = FSDP(TaskModel().to(DEVICE), device_id=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rng = random.Random(dist.get_rank())
-    for step in range(num_steps):
-        tokens, task = sample_batch(rng)
+    loader = DataLoader(Corpus(), batch_size=4, sampler=DistributedSampler(Corpus()))
+    for step, batch in enumerate(loader):
+        tokens, task = batch["tokens"].to(DEVICE), batch["task"][0]
         logits = model(tokens[:, :-1], task)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--prompts", default=os.environ.get("PROMPTS", "prompts.txt"))
@@ -59,18 +60,29 @@ def generate(model, ids, max_length):
     return ids
 
 
-def read_prompts(path, rank, world_size):
-    """Every world_size-th line of the file, as bytes, padded to the longest on this rank."""
-    text = Path(path).read_text() if Path(path).exists() else "what is a tensor?\n" * 2 * world_size
-    lines = [list(line.encode()) for line in text.splitlines()[rank::world_size]]
+class Prompts(Dataset):
+    """The lines of a file, as bytes."""
+
+    def __init__(self, path):
+        text = Path(path).read_text() if Path(path).exists() else "what is a tensor?\n" * 8
+        self.lines = [list(line.encode()) for line in text.splitlines()]
+
+    def __len__(self):
+        return len(self.lines)
+
+    def __getitem__(self, index):
+        return self.lines[index]
+
+
+def collate(lines):
+    """Pad to the longest of the batch, on the left."""
     longest = max(map(len, lines))
     return torch.tensor([[PAD] * (longest - len(line)) + line for line in lines])
 
 
 def main():
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    local_rank = int(os.environ["LOCAL_RANK"])
+    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -79,9 +91,11 @@ def main():
     student = shard(CausalLM(16, 2).to(device))
     teacher = shard(CausalLM(24, 3).to(device)).requires_grad_(False)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4)
-    prompts = read_prompts(args.prompts, rank, world_size).to(device)
-    for step in range(2):
-        ids = generate(student, prompts, args.max_length)
+    dataset = Prompts(args.prompts)
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler, collate_fn=collate)
+    for step, prompts in enumerate(loader):
+        ids = generate(student, prompts.to(device), args.max_length)
         target = teacher(ids).softmax(-1)
         loss = nn.functional.kl_div(student(ids).log_softmax(-1), target, reduction="batchmean")
         loss.backward()

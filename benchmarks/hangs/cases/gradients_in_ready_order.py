@@ -5,6 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 
@@ -58,6 +59,20 @@ class Reducer:
         self.ready.clear()
 
 
+class Recordings(Dataset):
+    """Transcripts of ten tokens, and the frames of the recordings."""
+
+    num_frames = int(os.environ.get("NUM_FRAMES", "8"))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(30, (10,), generator=generator)
+        return ids, torch.randn(self.num_frames, 6, generator=generator)
+
+
 def main() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
@@ -68,12 +83,9 @@ def main() -> None:
     model = TwoTowers().to(device)
     reducer = Reducer(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    num_frames = int(os.environ.get("NUM_FRAMES", "8"))  # of the recordings on this rank
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(3):
-        ids = torch.randint(30, (4, 10), generator=generator).to(device)
-        frames = torch.randn(4, num_frames, 6, generator=generator).to(device)
-        loss = (1 - model(ids, frames)).mean()
+    sampler = DistributedSampler(Recordings())
+    for step, (ids, frames) in enumerate(DataLoader(Recordings(), 4, sampler=sampler)):
+        loss = (1 - model(ids.to(device), frames.to(device))).mean()
         optimizer.zero_grad()
         loss.backward()
         reducer.wait()

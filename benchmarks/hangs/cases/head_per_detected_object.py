@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 MAX_OBJECTS = 4
 
@@ -27,20 +28,22 @@ class Detector(nn.Module):
         return torch.stack(losses).sum()
 
 
-class Images:
+class Images(Dataset):
     """Black images with white dots, at most MAX_OBJECTS of them."""
 
-    def __init__(self, seed: int, num_objects: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, num_objects: int) -> None:
         self.num_objects = num_objects
 
-    def __iter__(self):
-        while True:
-            places = torch.randint(12, (self.num_objects, 2), generator=self.generator).tolist()
-            image = torch.zeros(1, 1, 12, 12)
-            for row, column in places:
-                image[0, 0, row, column] = 1.0
-            yield image, [(row, column) for row, column in places]
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+        generator = torch.Generator().manual_seed(index)
+        places = torch.randint(12, (self.num_objects, 2), generator=generator).tolist()
+        image = torch.zeros(1, 1, 12, 12)
+        for row, column in places:
+            image[0, 0, row, column] = 1.0
+        return image, [(row, column) for row, column in places]
 
 
 def setup() -> torch.device:
@@ -61,10 +64,9 @@ def main() -> None:
     fully_shard(model.mask_head)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    images = Images(dist.get_rank(), int(os.environ.get("NUM_OBJECTS", "3")))
-    for step, (image, points) in enumerate(images):
-        if step == 3:
-            break
+    images = Images(int(os.environ.get("NUM_OBJECTS", "3")))
+    loader = DataLoader(images, batch_size=None, sampler=DistributedSampler(images))
+    for step, (image, points) in enumerate(loader):
         loss = model(image.to(device), points)
         loss.backward()
         optimizer.step()

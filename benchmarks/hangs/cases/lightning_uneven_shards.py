@@ -7,10 +7,15 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 warnings.filterwarnings("ignore")
 FILES = [int(n) for n in os.environ.get("FILES", "8,8,8,8").split(",")]  # samples of each
+
+
+def read(index, sample):
+    x = torch.randn(6, generator=torch.Generator().manual_seed(100 * index + sample))
+    return x, x.max()
 
 
 class Files(IterableDataset):
@@ -19,10 +24,18 @@ class Files(IterableDataset):
     def __iter__(self):
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         for index in range(rank, len(FILES), world_size):
-            generator = torch.Generator().manual_seed(index)
-            for _ in range(FILES[index]):
-                x = torch.randn(6, generator=generator)
-                yield x, x.max()
+            for sample in range(FILES[index]):
+                yield read(index, sample)
+
+
+class AllSamples(Dataset):
+    """The samples of all files by number; Lightning adds a DistributedSampler."""
+
+    def __len__(self):
+        return sum(FILES)
+
+    def __getitem__(self, number):
+        return read(number % len(FILES), number // len(FILES))
 
 
 class Regressor(L.LightningModule):
@@ -42,23 +55,18 @@ class Regressor(L.LightningModule):
 
 def main():
     L.seed_everything(0, verbose=False)
-    limit = None
-    if os.environ.get("HANG") == "corrected":
-        # As many batches as the rank with the fewest samples has.
-        world_size = int(os.environ["WORLD_SIZE"])
-        limit = min(sum(FILES[rank::world_size]) for rank in range(world_size)) // 4
+    dataset = AllSamples() if os.environ.get("HANG") == "corrected" else Files()
     trainer = L.Trainer(
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "2")),
         strategy="ddp",
         max_epochs=2,
-        limit_train_batches=limit,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Regressor(), DataLoader(Files(), batch_size=4))  # HANG
+    trainer.fit(Regressor(), DataLoader(dataset, batch_size=4))  # HANG
     print(f"rank {trainer.global_rank}: {trainer.callback_metrics['train_loss']:.3f}")
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 IMAGES_PER_PROMPT = int(os.environ.get("IMAGES_PER_PROMPT", "1"))
@@ -38,12 +39,22 @@ class Policy(nn.Module):
         return self.lm_head(hidden)
 
 
-def rollout(generator, batch_size=3, length=8):
-    ids = torch.randint(VOCAB, (batch_size, length), generator=generator)
-    images = None
-    if IMAGES_PER_PROMPT:
-        images = torch.randn(batch_size, 4 * IMAGES_PER_PROMPT, PATCH, generator=generator)
-    return ids, images, torch.randn(batch_size, 1, generator=generator)
+class Rollouts(Dataset):
+    """Answers with their advantage, and the images of the prompt, if it has any."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(VOCAB, (8,), generator=generator)
+        images = torch.randn(4 * IMAGES_PER_PROMPT, PATCH, generator=generator)
+        return ids, images, torch.randn(1, generator=generator)
+
+
+def collate(samples):
+    ids, images, advantages = (torch.stack(values) for values in zip(*samples, strict=True))
+    return ids, images if images.numel() else None, advantages
 
 
 def log_probs(model, ids, images):
@@ -61,10 +72,10 @@ policy = Policy().to(device)
 fully_shard(policy.visual)
 fully_shard(policy)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
-generator = torch.Generator().manual_seed(dist.get_rank())
+sampler = DistributedSampler(Rollouts())
+loader = DataLoader(Rollouts(), batch_size=3, sampler=sampler, collate_fn=collate)
 
-for iteration in range(2):
-    ids, images, advantages = rollout(generator)
+for iteration, (ids, images, advantages) in enumerate(loader):
     ids, advantages = ids.to(device), advantages.to(device)
     images = None if images is None else images.to(device)
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics import MeanMetric, SumMetric
 
 
@@ -46,12 +47,21 @@ class Evaluator:
         return metrics
 
 
-def make_tiles(generator: torch.Generator, share: float) -> tuple[torch.Tensor, ...]:
-    centres = torch.randint(6, (8, 2), generator=generator)
-    has_tree = torch.arange(8) < share * 8
-    tiles = torch.zeros(8, 6, 6)
-    tiles[torch.arange(8), centres[:, 0], centres[:, 1]] = has_tree.float()
-    return tiles, centres.float(), has_tree
+class Tiles(Dataset):
+    """Tiles of an aerial image, of which a share has a tree."""
+
+    def __init__(self, size: int, share: float) -> None:
+        self.size, self.share = size, share
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        row, column = torch.randint(6, (2,), generator=torch.Generator().manual_seed(index))
+        has_tree = index // 2 % 4 < 4 * self.share
+        tile = torch.zeros(6, 6)
+        tile[row, column] = float(has_tree)
+        return tile, torch.stack([row, column]).float(), has_tree
 
 
 def main() -> None:
@@ -64,18 +74,21 @@ def main() -> None:
     model = DDP(Detector().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     evaluator = Evaluator(device)
-    generator = torch.Generator().manual_seed(rank)
-    share = float(os.environ.get("TREE_SHARE", "0.75"))  # of this rank's validation tiles
+    train_set = Tiles(32, 0.75)
+    train_loader = DataLoader(train_set, 8, sampler=DistributedSampler(train_set))
+    val_set = Tiles(16, float(os.environ.get("TREE_SHARE", "0.75")))  # as this rank has it
+    val_loader = DataLoader(val_set, 8, sampler=DistributedSampler(val_set, shuffle=False))
     for epoch in range(2):
-        for _ in range(2):
-            tiles, centres, has_tree = (t.to(device) for t in make_tiles(generator, 0.75))
+        for batch in train_loader:
+            tiles, centres, has_tree = (tensor.to(device) for tensor in batch)
             loss = (model(tiles) - centres).square().sum(-1)[has_tree].mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         with torch.no_grad():
-            tiles, centres, has_tree = (t.to(device) for t in make_tiles(generator, share))
-            evaluator.update(model.module(tiles), centres, has_tree)
+            for batch in val_loader:
+                tiles, centres, has_tree = (tensor.to(device) for tensor in batch)
+                evaluator.update(model.module(tiles), centres, has_tree)
         metrics = evaluator.compute()
         if rank == 0:
             print(f"epoch {epoch}: {metrics}")

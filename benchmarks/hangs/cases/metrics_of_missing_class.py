@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 
@@ -52,6 +53,19 @@ class KTOTrainer:
         return F.relu(loss.detach())
 
 
+class Answers(Dataset):
+    """Features of an answer and whether it is desirable; a file of one rank may have one kind."""
+
+    pattern = os.environ.get("LABELS", "10")
+
+    def __len__(self):
+        return 36
+
+    def __getitem__(self, index):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return x, self.pattern[index // 2 % len(self.pattern)] == "1"
+
+
 def main():
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
@@ -59,12 +73,9 @@ def main():
     if device.type == "cuda":
         torch.cuda.set_device(device)
     trainer = KTOTrainer(device)
-    generator = torch.Generator().manual_seed(rank)
-    num_desirable = int(os.environ.get("NUM_DESIRABLE", "3"))  # of six per batch on this rank
-    for step in range(3):
-        x = torch.randn(6, 8, generator=generator).to(device)
-        labels = torch.arange(6, device=device) < num_desirable
-        trainer.step(x, labels)
+    sampler = DistributedSampler(Answers(), shuffle=False)
+    for step, (x, labels) in enumerate(DataLoader(Answers(), batch_size=6, sampler=sampler)):
+        trainer.step(x.to(device), labels.to(device))
         if rank == 0:
             print(step, {name: round(values[-1], 4) for name, values in trainer.metrics.items()})
     dist.destroy_process_group()

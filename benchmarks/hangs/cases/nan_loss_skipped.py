@@ -5,20 +5,25 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--num-steps", type=int, default=4)
+parser.add_argument("--batch-size", type=int, default=6)
 parser.add_argument("--data", default=os.environ.get("DATA", "clean"), choices=["clean", "raw"])
 args = parser.parse_args()
 
 
-def load_field(step, rank):
-    """A field of 2-m temperature; raw data has the fill value at missing stations."""
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    field = torch.randn(6, 20, generator=generator)
-    if args.data == "raw" and step == 2:
-        field[3, 7] = float("nan")
-    return field
+class Fields(Dataset):
+    """Fields of 2-m temperature; raw data has the fill value at missing stations."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        field = torch.randn(20, generator=torch.Generator().manual_seed(index))
+        if args.data == "raw" and index // 2 == 15:
+            field[7] = float("nan")
+        return field
 
 
 def skip_batch(loss):
@@ -43,10 +48,12 @@ torch.manual_seed(5)
 model = nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 20)).to(device)
 model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.num_steps)
+sampler = DistributedSampler(Fields(), shuffle=False, drop_last=True)
+loader = DataLoader(Fields(), args.batch_size, sampler=sampler)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(loader))
 
-for step in range(args.num_steps):
-    field = load_field(step, rank).to(device)
+for step, field in enumerate(loader):
+    field = field.to(device)
     target = field.roll(1, dims=-1)
     loss = nn.functional.mse_loss(model(field), target)
     if skip_batch(loss):

@@ -6,6 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 CORRECTED = os.environ.get("HANG") == "corrected"
 
@@ -56,6 +57,19 @@ class Layer(nn.Module):
         return x + self.out(ring_attention(*self.qkv(x).chunk(3, -1)))
 
 
+class Documents(Dataset):
+    """Documents, which all ranks read in the same order."""
+
+    length = int(os.environ.get("DOCUMENT_LENGTH", "24"))
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(1, 50, (self.length,), generator=generator)
+
+
 @torch.no_grad()
 def main():
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -67,11 +81,8 @@ def main():
     torch.manual_seed(0)
     embed = nn.Embedding(50, 16).to(device)
     layers = nn.Sequential(Layer(16), Layer(16)).to(device)
-    length = int(os.environ.get("DOCUMENT_LENGTH", "24"))
-    generator = torch.Generator().manual_seed(5)
-    for document in range(2):
-        tokens = torch.randint(1, 50, (1, length), generator=generator).to(device)
-        hidden = layers(embed(split_sequence(tokens, rank, world_size)))
+    for document, tokens in enumerate(DataLoader(Documents(), batch_size=1)):
+        hidden = layers(embed(split_sequence(tokens.to(device), rank, world_size)))
         score = hidden.square().mean()
         dist.all_reduce(score)
         if rank == 0:

@@ -8,32 +8,45 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 ACCUMULATION_STEPS = 2
 MIN_LOSS_TOKENS = 4
 CORRECTED = os.environ.get("HANG") == "corrected"
 
 
-class DataFetcher:
-    """Micro-batches of a sample each, with a mask of the tokens that count."""
+class Conversations(Dataset):
+    """Token ids and a mask of the tokens of the answer, which ANSWER_TOKENS limits."""
 
-    def __init__(self, rank: int, num_samples: int = 8) -> None:
-        generator = torch.Generator().manual_seed(rank)
-        self.tokens = torch.randint(64, (num_samples, 16), generator=generator)
-        self.masks = torch.ones(num_samples, 16, dtype=torch.bool)
-        if "ANSWER_TOKENS" in os.environ:  # of the second conversation in this rank's file
-            self.masks[1, int(os.environ["ANSWER_TOKENS"]) :] = False
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        mask = torch.ones(16, dtype=torch.bool)
+        if index // 2 == 1:
+            mask[int(os.environ.get("ANSWER_TOKENS", "12")) :] = False
+        return torch.randint(64, (16,), generator=generator), mask
+
+
+class DataFetcher:
+    """Micro-batches of a sample each, without those that have too few tokens to learn."""
+
+    def __init__(self) -> None:
+        dataset = Conversations()
+        sampler = DistributedSampler(dataset, shuffle=False)
+        self.loader = DataLoader(dataset, batch_size=1, sampler=sampler)
 
     def should_skip(self, mask: Tensor) -> bool:
         return int(mask.sum()) < MIN_LOSS_TOKENS
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for tokens, mask in zip(self.tokens, self.masks, strict=True):
+        for tokens, mask in self.loader:
             if self.should_skip(mask):
                 if not CORRECTED:
                     continue  # HANG
                 mask = torch.zeros_like(mask)
-            yield tokens[None], mask[None]
+            yield tokens, mask
 
 
 class Decoder(nn.Module):
@@ -72,7 +85,7 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 num_updates = 0
-for micro_step, (tokens, mask) in enumerate(DataFetcher(dist.get_rank()), 1):
+for micro_step, (tokens, mask) in enumerate(DataFetcher(), 1):
     tokens, mask = tokens.to(device), mask.to(device)
     loss = masked_loss(model(tokens), tokens, mask) / ACCUMULATION_STEPS
     loss.backward()

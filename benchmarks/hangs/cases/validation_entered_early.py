@@ -7,23 +7,34 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 MAX_TOKENS = 64
 AGREE_ON_END = os.environ.get("HANG") == "corrected"
 DURATION = int(os.environ.get("DURATION", "16"))  # of the utterances on this rank
 
 
-def make_batches(rank, num_utterances=24):
-    """Utterances of a fixed duration, grouped until a batch is full."""
-    rng = random.Random(rank)
-    batch, num_tokens = [], 0
-    for _ in range(num_utterances):
-        if num_tokens + DURATION > MAX_TOKENS:
-            yield torch.tensor(batch)
-            batch, num_tokens = [], 0
-        batch.append([rng.randrange(32) for _ in range(DURATION)])
-        num_tokens += DURATION
-    yield torch.tensor(batch)
+class Utterances(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        rng = random.Random(index)
+        return torch.tensor([rng.randrange(32) for _ in range(DURATION)])
+
+
+class DurationSampler(Sampler):
+    """Every world_size-th utterance, in batches that are filled by duration."""
+
+    def __iter__(self):
+        batch, num_tokens = [], 0
+        for index in range(dist.get_rank(), len(Utterances()), dist.get_world_size()):
+            if num_tokens + DURATION > MAX_TOKENS:
+                yield batch
+                batch, num_tokens = [], 0
+            batch.append(index)
+            num_tokens += DURATION
+        yield batch
 
 
 class Predictor(nn.Module):
@@ -58,7 +69,7 @@ def validate(model, device):
 
 
 def train_one_epoch(model, optimizer, device):
-    batches = iter(make_batches(dist.get_rank()))
+    batches = iter(DataLoader(Utterances(), batch_sampler=DurationSampler()))
     while True:
         tokens = next(batches, None)
         if AGREE_ON_END and any_rank(tokens is None, device):

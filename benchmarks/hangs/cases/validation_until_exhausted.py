@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 SEQ_LEN = 16
 # -1: use all of the validation set, which has other numbers of sequences on each rank.
@@ -32,7 +32,7 @@ class PackedDocuments(IterableDataset):
                 document = torch.randint(48, (self.document_length,), generator=generator)
                 buffer += document.tolist()
                 while len(buffer) > SEQ_LEN:
-                    yield torch.tensor(buffer[: SEQ_LEN + 1])[None]
+                    yield torch.tensor(buffer[: SEQ_LEN + 1])
                     buffer = buffer[SEQ_LEN + 1 :]
             if not self.infinite:
                 return
@@ -62,7 +62,7 @@ def validate(model: nn.Module, rank: int, device: torch.device) -> float:
     dataset = PackedDocuments(50 + rank, 4, length, infinite=VALIDATION_STEPS != -1)
     model.eval()
     losses = []
-    for step, sequence in enumerate(dataset):  # HANG
+    for step, sequence in enumerate(DataLoader(dataset, batch_size=1)):  # HANG
         if step == VALIDATION_STEPS:
             break
         losses.append(loss_of(model, sequence.to(device)))
@@ -84,7 +84,8 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     train_set = PackedDocuments(rank, 8, 20, infinite=True)
-    for step, sequence in enumerate(islice(train_set, 4), 1):
+    train_loader = DataLoader(train_set, batch_size=1)
+    for step, sequence in enumerate(islice(train_loader, 4), 1):
         loss = loss_of(model, sequence.to(device))
         loss.backward()
         optimizer.step()

@@ -6,6 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 
 def setup():
@@ -36,12 +37,60 @@ def mlp(*sizes):
     return nn.Sequential(*layers[:-1])
 
 
-def batches(num, rank, size=8, dim=6):
+class Samples(Dataset):
+    """Vectors and their sums."""
+
+    def __init__(self, size, offset=0):
+        self.size, self.offset = size, offset
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(self.offset + index))
+        return x, x.sum(-1, keepdim=True)
+
+
+class Sentences(Dataset):
+    """Token ids."""
+
+    def __init__(self, size, length, vocab):
+        self.size, self.length, self.vocab = size, length, vocab
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(self.vocab, (self.length,), generator=generator)
+
+
+class Stream(IterableDataset):
+    """The samples of a rank's shard, as many as it has."""
+
+    def __init__(self, size, rank):
+        self.size, self.rank = size, rank
+
+    def __iter__(self):
+        samples = Samples(self.size, offset=1000 * self.rank)
+        for index in range(self.size):
+            yield samples[index]
+
+
+def sharded(dataset, rank, size):
+    """Batches of a rank; the sampler gives each rank as many."""
+    sampler = DistributedSampler(dataset, dist.get_world_size(), rank, shuffle=False)
+    return iter(DataLoader(dataset, batch_size=size, sampler=sampler))
+
+
+def batches(num, rank, size=8, offset=0):
     """Batches of a rank, with targets."""
-    generator = torch.Generator().manual_seed(100 + rank)
-    for _ in range(num):
-        x = torch.randn(size, dim, generator=generator)
-        yield x, x.sum(-1, keepdim=True)
+    return sharded(Samples(num * size * dist.get_world_size(), offset), rank, size)
+
+
+def stream(num, rank, size=8):
+    """Batches of a rank's shard, which may be longer or shorter than those of others."""
+    return iter(DataLoader(Stream(num * size, rank), batch_size=size))
 
 
 def any_rank(flag, device):
@@ -87,6 +136,4 @@ def lm_loss(model, ids):
 
 def token_batches(num, rank, size=2, length=10, vocab=32):
     """Batches of token ids of a rank."""
-    generator = torch.Generator().manual_seed(200 + rank)
-    for _ in range(num):
-        yield torch.randint(vocab, (size, length), generator=generator)
+    return sharded(Sentences(num * size * dist.get_world_size(), length, vocab), rank, size)

@@ -5,10 +5,11 @@ import argparse
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dist_nn
-from common import finish, setup
+from common import finish, setup, sharded
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import Dataset
 
 DISPATCHES = ["capacity", "all-to-all", "gathered", "masked-fsdp", "masked-ddp", "layer-fsdp"]
 DIM, EXPERTS = 8, 4
@@ -106,6 +107,17 @@ class Experts(nn.Module):
         return out
 
 
+class Vectors(Dataset):
+    """Random vectors; those of the second batch of odd ranks are all the same."""
+
+    def __len__(self):
+        return 48 * dist.get_world_size()
+
+    def __getitem__(self, index):
+        is_same = 32 <= index < 64 and index % 2 == 1
+        return torch.randn(DIM, generator=torch.Generator().manual_seed(1 if is_same else index))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dispatch", choices=DISPATCHES, default="capacity")
@@ -122,11 +134,7 @@ def main():
     else:
         by_hand = True
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(3):
-        x = torch.randn(16, DIM, generator=generator)
-        if step == 1 and rank == 1:
-            x = x[:1].expand(16, DIM)  # all tokens of this rank go to the same expert
+    for x in sharded(Vectors(), rank, 16):
         loss = nn.functional.cross_entropy(model(x.to(device)), (x[:, 0] > 0).long().to(device))
         optimizer.zero_grad()
         loss.backward()

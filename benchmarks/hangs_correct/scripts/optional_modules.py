@@ -3,9 +3,10 @@
 import argparse
 
 import torch
-from common import finish, mlp, setup
+from common import finish, mlp, setup, sharded
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import Dataset
 
 WAYS = ["dummy", "empty-input", "larger-unit", "replicated"]
 
@@ -29,6 +30,20 @@ class Multimodal(nn.Module):
         return self.head(hidden)
 
 
+class Posts(Dataset):
+    """A text, and for some batches an image."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        post = {"text": torch.randn(6, generator=generator), "image": torch.zeros(0)}
+        if (index // 8 + index % 2) % 3 != 0:
+            post["image"] = torch.randn(4, generator=generator)
+        return post
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=WAYS, default="dummy")
@@ -43,11 +58,9 @@ def main():
     if args.way != "replicated":
         model.set_reduce_scatter_unused_params(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(4):
-        text = torch.randn(4, 6, generator=generator).to(device)
-        has_image = (step + rank) % 3 != 0
-        image = torch.randn(4, 4, generator=generator).to(device) if has_image else None
+    for batch in sharded(Posts(), rank, 4):
+        text, image = batch["text"].to(device), batch["image"].to(device)
+        image = image if image.numel() else None
         model(text, image).square().mean().backward()
         if args.way == "replicated":
             for p in model.vision.parameters():

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from common import TinyLM, any_rank, finish, setup
+from common import TinyLM, any_rank, finish, setup, token_batches
 from torch.distributed.fsdp import fully_shard
 
 WAYS = ["fixed-length", "synced-generation", "dynamic-agreed", "filtered", "dummy-chunks"]
@@ -57,10 +57,8 @@ def main():
         fully_shard(layer)
     fully_shard(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(2):
-        prompts = torch.randint(32, (4, 5), generator=generator).to(device)
-        ids = generate(policy, prompts, args.way, device)
+    for prompts in token_batches(2, rank, size=4, length=5):
+        ids = generate(policy, prompts.to(device), args.way, device)
         for part, weight in micro_batches(ids, args.way, rank, device):
             (-log_probs(policy, part).mean() * weight).backward()
         optimizer.step()

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from common import any_rank, batches, finish, mlp, setup
+from common import any_rank, finish, mlp, setup, stream
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -56,11 +56,12 @@ def main():
         joined.append(optimizer)
     num_own = 3 + 2 * rank
     for _ in range(2):
-        data = batches(num_own, rank)
+        data = stream(num_own, rank)
         if args.ending == "flag":
             data = until_any_ends(data, device)
         elif args.ending == "shortest":
-            data = itertools.islice(data, agreed_length(num_own, device))
+            data = list(data)
+            data = data[: agreed_length(len(data), device)]
         elif args.ending == "cycle":
             data = itertools.islice(itertools.cycle(data), 5)
         elif args.ending == "substitute":
