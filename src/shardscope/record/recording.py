@@ -44,7 +44,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
     there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
     given no audit of the model before sharding, "step" no step to run. `ranks_per_node` is how many
-    ranks share a node, None where that is not known.
+    ranks share a node, None where that is not known or nodes differ.
     """
 
     torch_version: str

@@ -486,6 +486,33 @@ def test_the_guide_has_a_section_for_every_rule_and_no_other() -> None:
     assert sections == rules
 
 
+@pytest.mark.parametrize(
+    ("ranks_per_node", "words"),
+    [
+        (None, "8 GPUs in a node are assumed, as the number was not recorded"),
+        (8, "it has 8 GPUs"),
+    ],
+)
+def test_tensor_parallelism_within_a_node_says_which_node_is_meant(
+    ranks_per_node: int | None, words: str
+) -> None:
+    calls = {"cause": ASKED, "group": "tp[0-7]"}
+    run = {"ranks_per_node": ranks_per_node}
+    _, concern = judged(traced(calls, groups=(WITHIN,), run=run)).concerns
+    assert (concern.judgement, concern.rule) == (OK, "tensor-parallel-across-nodes")
+    assert concern.words == f"Tensor parallelism over ranks 0-7 stays within a node: {words}"
+
+
+def test_tensor_parallelism_across_nodes_says_what_to_do_and_how_to_give_their_size() -> None:
+    calls = {"cause": ASKED, "group": "tp[0-15]"}
+    assumed = first_of(traced(calls, groups=(ACROSS,)))
+    known = first_of(traced(calls, groups=(ACROSS,), run={"ranks_per_node": 4}))
+    assert known.remedy.startswith("Make the axis no larger than a node")
+    assert assumed.remedy == (
+        f"{known.remedy} If a node has more GPUs, say so with --nproc-per-node of show or report."
+    )
+
+
 def test_the_worst_comes_first_and_what_dominates_comes_before_what_is_fine() -> None:
     records = traced(
         {"cause": GATHER, "times": 9},

@@ -6,7 +6,7 @@ All figures are of the rank that sends most. Each rule has a section in docs/gui
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from shardscope.record import (
@@ -15,6 +15,7 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     FullyShard,
+    Group,
     Phase,
     Recording,
     Redistribute,
@@ -26,7 +27,10 @@ from shardscope.record import (
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, plural
-from shardscope.report.model.traffic_totals import IdenticalRanks, find_busiest_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    find_busiest_ranks,
+)
 from shardscope.report.text.judgements import Concern, Judgement
 from shardscope.report.text.style import format_share
 
@@ -122,28 +126,52 @@ def _judge_small(calls: Sequence[Collective], world_size: int) -> Iterator[Conce
 
 
 def _judge_nodes(calls: Sequence[Collective], recording: Recording) -> Iterator[Concern]:
-    """Tensor parallelism along an axis whose groups span several nodes."""
+    """Tensor parallelism along an axis whose groups span several nodes, or that stays within one.
+
+    The size of a node is what was recorded or given; otherwise the verdict says what it assumes.
+    """
     known = recording.run.ranks_per_node
-    node_size = known or NODE_RANKS
-    spanning = {
-        group.name
+    size = known or NODE_RANKS
+    groups = {
+        group.name: group
         for group in recording.groups
-        if (group.axis or "").lower() in _TENSOR_AXES
-        and len({rank // node_size for rank in expand_ranks(group.ranks)}) > 1
+        if (group.axis or "").lower() in _TENSOR_AXES and group.num_ranks > 1
     }
-    crossing = [call for call in calls if call.group in spanning]
-    if not crossing or _sent(crossing) < MIN_SHARE * _sent(calls):
-        return
-    ranks = next(group.ranks for group in recording.groups if group.name == crossing[0].group)
-    doubt = "" if known else ", if a node has no more, which was not recorded"
-    yield _describe(
-        crossing,
-        calls,
-        rule="tensor-parallel-across-nodes",
-        what=f"Collectives of tensor parallelism over ranks {format_ranks(ranks)} make up",
-        reason=f"with {plural(node_size, 'GPU')} in a node this leaves the node in every layer"
-        f"{doubt}",
-    )
+    inside = [call for call in calls if call.group in groups]
+    crossing = [call for call in inside if _spans_nodes(groups[call.group], size)]
+    if crossing and _sent(crossing) >= MIN_SHARE * _sent(calls):
+        assumed = "" if known else ", if a node has no more, which was not recorded"
+        yield _describe(
+            crossing,
+            calls,
+            rule="tensor-parallel-across-nodes",
+            what=f"Collectives of tensor parallelism over ranks {_name_group(crossing, groups)} "
+            "make up",
+            reason=f"with {plural(size, 'GPU')} in a node this leaves the node in every layer"
+            f"{assumed}",
+            remedy=_KEEP_INSIDE if known else f"{_KEEP_INSIDE} {_GIVE_SIZE}",
+        )
+    elif inside and not crossing and _sent(inside) >= MIN_SHARE * _sent(calls):
+        assumed = f"{plural(size, 'GPU')} in a node are assumed, as the number was not recorded"
+        yield Concern(
+            judgement=Judgement.FINE,
+            rule="tensor-parallel-across-nodes",
+            fact=f"Tensor parallelism over ranks {_name_group(inside, groups)} stays within a node",
+            reason=f"it has {plural(size, 'GPU')}" if known else assumed,
+            view="communication",
+        )
+
+
+_KEEP_INSIDE = "Make the axis no larger than a node, and shard over the nodes along another axis."
+_GIVE_SIZE = "If a node has more GPUs, say so with --nproc-per-node of show or report."
+
+
+def _spans_nodes(group: Group, node_size: int) -> bool:
+    return len({rank // node_size for rank in expand_ranks(group.ranks)}) > 1
+
+
+def _name_group(calls: Sequence[Collective], groups: Mapping[str, Group]) -> str:
+    return format_ranks(groups[calls[0].group].ranks)
 
 
 def _judge_gradients(calls: Sequence[Collective], recording: Recording) -> Iterator[Concern]:
@@ -252,6 +280,7 @@ def _describe(
     what: str,
     reason: str,
     judgement: Judgement = Judgement.COSTLY,
+    remedy: str = "",
 ) -> Concern:
     sent, total = _sent(part), _sent(calls)
     module = _main_module(part)
@@ -271,6 +300,7 @@ def _describe(
         view="communication",
         module=module,
         source=_main_source(part),
+        remedy=remedy,
     )
 
 
