@@ -330,7 +330,7 @@ CASES = {
         compared(Agreement.CLOSE, Agreement.DIFFERS),
         (W, "parity", "1 of 2 tensors differ from a single device, first in layers.1.wo: likely a"),
     ),
-    "tensors that agree": (compared(Agreement.CLOSE), (OK, "parity", "All 1 tensor agree")),
+    "tensors that agree": (compared(Agreement.CLOSE), (OK, "parity", "The only tensor agrees")),
     "parity of nothing": (compared(), (U, "parity", "compared nothing")),
     "runs that differ": (
         compared_runs(num_deviating=1),
@@ -350,7 +350,7 @@ CASES = {
     ),
     "a partitioned program that agrees": (
         partitioned(Agreement.EQUAL),
-        (OK, "parallel-program", "agree with the original"),
+        (OK, "parallel-program", "The only tensor of the partitioned Net agrees with"),
     ),
     "a partitioned program that was not compared": (
         partitioned(),
@@ -386,7 +386,7 @@ CASES = {
     ),
     "ops that all run sharded": (
         covered(OpVerdict.SHARDED),
-        (OK, "coverage", "All 1 op with sharded inputs run"),
+        (OK, "coverage", "The only op with sharded inputs runs"),
     ),
     "ops without a sharded input": (
         covered(OpVerdict.LOCAL),

@@ -18,6 +18,10 @@ from shardscope.record import (
     count_ranks,
     format_ranks,
 )
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+)
 from shardscope.report.html.matrix_rows import make_matrix, split_matrix, summarize_matrix
 from shardscope.report.html.name_lists import NameLists
 from shardscope.report.html.page import (
@@ -33,8 +37,6 @@ from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficSummary,
-    TrafficTotals,
-    count_traffic,
 )
 from shardscope.report.text.heading import describe_scope
 

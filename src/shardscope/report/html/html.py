@@ -36,7 +36,10 @@ from shardscope.report.html.overview_rows import (
 from shardscope.report.html.page import Page
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import TrafficSummary, summarize_traffic
+from shardscope.report.model.traffic_totals import (
+    TrafficSummary,
+    summarize_traffic,
+)
 from shardscope.report.text.verdict import judge
 
 _Record = TypeVar("_Record", bound=Struct)
@@ -139,7 +142,7 @@ def _build_views(
             against=titles[0] if against and files else "",
         ),
         facts=make_facts(recording, rank_sets),
-        findings=make_findings(recording, index, tree.subjects),
+        findings=make_findings(recording, rank_sets, index, tree.subjects),
         gaps=make_gaps(recording),
         modules=modules,
         communication=make_communication(recording, summary, index, served),

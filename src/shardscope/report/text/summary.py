@@ -16,7 +16,10 @@ from shardscope.report.model.module_tree import (
     build_tree,
     fold_repeated_layers,
 )
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+)
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
