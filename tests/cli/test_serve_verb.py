@@ -53,7 +53,7 @@ def test_large_recording_is_served_until_it_is_interrupted(large: str) -> None:
     assert output.splitlines() == ["Ctrl-C ends it.", "ended"]
     assert '"num_served":31744' in document
     assert "connect-src 'self'" in document
-    assert "compared when it is merged, and not when it is served" in document
+    assert "`shardscope merge` and `shardscope show`, and not when it is served" in document
 
 
 def test_port_in_use_and_missing_file_end_in_a_sentence(large: str) -> None:

@@ -134,6 +134,7 @@ def _make_finding(
         ranks=_name_ranks(ranks),
         count=len(group),
         module=next(iter(modules), NOWHERE),
+        modules=tuple(dict.fromkeys(modules)),
         source=index.source(first.source),
     )
 
