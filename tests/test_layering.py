@@ -18,6 +18,7 @@ EVERYTHING_BELOW_CLI = {
     "world",
     "attribution",
     "plan",
+    "hang",
     "comm",
     "shard",
     "numerics",
@@ -41,7 +42,9 @@ ALLOWED = {
     "world": {"record", "_torch", "errors"},
     # Module names, call sites and run identity, which every instrument charges its records to.
     "attribution": {"record", "_torch", "world", "errors", "version"},
-    "comm": {"record", "_torch", "world", "attribution", "errors", "version"},
+    # What ranks have issued, and who waits for whom, read from recordings without torch.
+    "hang": {"record", "errors"},
+    "comm": {"record", "_torch", "world", "attribution", "hang", "errors", "version"},
     # Plans as users write them, which `audit` and `parallelize` read.
     "plan": {"record", "errors"},
     "shard": {"record", "_torch", "world", "attribution", "plan", "numerics", "errors", "version"},
@@ -53,6 +56,7 @@ ALLOWED = {
         "_torch",
         "world",
         "attribution",
+        "hang",
         "comm",
         "shard",
         "compile",

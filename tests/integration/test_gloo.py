@@ -15,7 +15,7 @@ import rank_programs
 from rank_processes import TIMEOUT_S, rank_environment, run_ranks
 from shardscope import Recording, load, simulate
 from shardscope.cli import main
-from shardscope.comm.findings import match_ranks
+from shardscope.hang import match_ranks
 from shardscope.record import BucketReduce, Collective, Module, format_ranks
 
 PROGRAM = Path(rank_programs.__file__)

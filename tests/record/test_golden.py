@@ -31,6 +31,7 @@ from shardscope.record import (
     OpVerdict,
     Parameter,
     Phase,
+    RankProcess,
     RankSpan,
     Recording,
     Redistribute,
@@ -191,7 +192,7 @@ def make_second() -> Recording:
         function="redistribute", axis="tp", before="P", after="S(0)", backward_of="all_gather"
     )
     calls = (
-        replace(first.collectives[0], start_ns=0, cause=typed),
+        replace(first.collectives[0], start_ns=0, returned_ns=7, cause=typed),
         *first.collectives[1:],
     )
     ops = (
@@ -302,6 +303,9 @@ def make_second() -> Recording:
                 hash="0000000000000001",
             ),
         ),
+        processes=(
+            RankProcess(rank=0, host="node-0", pid=17, started_unix_ns=1_700_000_000_000_000_000),
+        ),
         comparisons=(
             RunComparison(
                 run_a="a.json",
@@ -348,13 +352,27 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
     assert encode(make_second()) == path.read_bytes()
 
 
+def without_later_records(recording: Recording) -> Recording:
+    """The recording as it was before values were sampled and processes recorded."""
+    calls = tuple(replace(call, returned_ns=None) for call in recording.collectives)
+    return replace(recording, values=(), comparisons=(), processes=(), collectives=calls)
+
+
 def test_a_file_of_schema_2_from_before_allocations_were_recorded_still_reads():
-    second = make_second()
+    second = without_later_records(make_second())
     earlier = tuple(replace(profile, allocations=None) for profile in second.memory)
     path = _FOLDER / "recording_v2_without_allocations.json"
-    assert load(path) == replace(second, memory=earlier, values=(), comparisons=())
+    assert load(path) == replace(second, memory=earlier)
 
 
 def test_a_file_of_schema_2_from_before_values_were_sampled_still_reads():
     path = _FOLDER / "recording_v2_without_values.json"
-    assert load(path) == replace(make_second(), values=(), comparisons=())
+    assert load(path) == without_later_records(make_second())
+
+
+def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
+    second = make_second()
+    earlier = replace(
+        without_later_records(second), values=second.values, comparisons=second.comparisons
+    )
+    assert load(_FOLDER / "recording_v2_without_processes.json") == earlier

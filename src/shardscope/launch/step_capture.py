@@ -31,7 +31,7 @@ from shardscope._torch.module_calls import replace_outermost_calls
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
-from shardscope.comm.rank_calls import P2P_KINDS
+from shardscope.hang import P2P_KINDS
 from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone

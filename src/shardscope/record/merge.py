@@ -194,7 +194,16 @@ _OWN_WORLD_FIELDS = (
     "explanations",
     "comparisons",
 )
-_WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts", "values")
+_WORLD_FIELDS = (
+    "findings",
+    "gaps",
+    "stops",
+    "spans",
+    "memory",
+    "layouts",
+    "values",
+    "processes",
+)
 
 
 def combine(recordings: Sequence[Recording]) -> Recording:

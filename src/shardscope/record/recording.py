@@ -225,6 +225,7 @@ class Collective(Record, frozen=True, kw_only=True, gc=False):
     peer: Rank | None = None  # global rank of the root, sender or receiver
     thread: str = ""
     start_ns: Natural | None = None  # host clock since the recording began; simulations have none
+    returned_ns: Natural | None = None  # the same clock when the call had returned, if known
 
 
 class Finding(Record, frozen=True, kw_only=True, gc=False):
@@ -274,7 +275,21 @@ class Stop(Record, frozen=True, kw_only=True, gc=False):
     is_gapless: bool = False
 
 
+class RankProcess(Record, frozen=True, kw_only=True, gc=False):
+    """The process that ran as a rank.
+
+    `started_unix_ns` is the host's time of day when the recording began, so that times of ranks can
+    be compared as far as the clocks of their hosts agree.
+    """
+
+    rank: Rank
+    host: str = ""
+    pid: Natural | None = None
+    started_unix_ns: Natural | None = None
+
+
 _SINGULARS = {
+    "processes": "process",
     "groups": "group",
     "modules": "module",
     "collectives": "collective",
@@ -311,6 +326,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     explanations: tuple[Explanation, ...] = ()
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
+    processes: tuple[RankProcess, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

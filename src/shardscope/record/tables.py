@@ -122,6 +122,7 @@ _PATHS = {
     "values": "values",
     "comparisons": "comparisons",
     "run_deviations": "comparisons.deviations",
+    "processes": "processes",
 }
 # The columns of a record that the records inside it repeat, and their names there.
 _KEYS = {

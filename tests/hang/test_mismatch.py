@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_llama, make_ranks, make_recording
-from shardscope.comm.findings import match_ranks
+from shardscope.hang import match_ranks
 from shardscope.record import CollectiveKind, Gap, Group, Phase, RankSpan, Severity, Source
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from shardscope.comm.rank_calls import (
+from shardscope.hang.rank_calls import (
     GroupCalls,
     Wait,
     Waiting,
@@ -25,6 +25,7 @@ from shardscope.comm.rank_calls import (
     name_ranks,
     replay_receives,
     returns_alone,
+    sort_by_group,
     sort_by_route,
 )
 from shardscope.record.base import CollectiveKind
@@ -34,8 +35,7 @@ from shardscope.record.recording import Collective, Finding, Gap, Recording, Sev
 DEADLOCK = "deadlock"
 RANK_BEHIND = "rank-behind"
 
-UNKNOWN_TAGS = "tags are not recorded"
-"""How a gap about a send and a receive that may match ends."""
+_UNKNOWN_TAGS = "tags are not recorded"  # how a gap about a send and a receive ends
 
 _MAX_NAMED = 4  # waits, positions and edges of a cycle that a sentence lists
 # Backends whose collectives block until they are done, unless async_op=True.
@@ -294,13 +294,19 @@ def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
         yield Wait(name, None, unsent, tuple(group), is_any=True)
 
 
-def find_unknown_waits(recording: Recording, groups: dict[str, GroupCalls]) -> list[Gap]:
+def is_about_tags(gap: Gap) -> bool:
+    """Whether a gap is one of `find_unknown_waits`."""
+    return gap.fact.endswith(_UNKNOWN_TAGS)
+
+
+def find_unknown_waits(recording: Recording) -> list[Gap]:
     """Ranks that stopped in a send and in a receive of which only the tags say whether they match.
 
     NCCL ignores tags, and a simulated run does not wait.
     """
     if recording.run.is_simulated or not recording.stops:
         return []
+    groups = sort_by_group(recording)
     blocking = {group.name for group in recording.groups if group.backend in _BLOCKING_BACKENDS}
     hang = _Hang(recording, {name: groups[name] for name in blocking.intersection(groups)}, {})
     pairs: dict[str, list[tuple[Collective, Collective]]] = defaultdict(list)
@@ -316,7 +322,7 @@ def _describe_pairs(group: str, pairs: list[tuple[Collective, Collective]]) -> G
         place=f"group {group}",
         fact=f"rank {send.rank} stopped after issuing {describe_call(send)} and rank "
         f"{receive.rank} after issuing {describe_call(receive)}{more}: if their tags differ, the "
-        f"two ranks wait for each other; {UNKNOWN_TAGS}",
+        f"two ranks wait for each other; {_UNKNOWN_TAGS}",
     )
 
 

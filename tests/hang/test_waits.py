@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
-from shardscope.comm.findings import match_ranks, review
+from shardscope.comm.findings import review
+from shardscope.hang import match_ranks
 from shardscope.record import (
     Call,
     CollectiveKind,

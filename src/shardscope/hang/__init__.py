@@ -1,0 +1,27 @@
+"""Ranks that hang: what each rank issued, where ranks diverge, and who waits for whom.
+
+`rank_calls.py` sorts the collectives of a recording by group and rank, `mismatch.py` finds the
+first position of a group at which its ranks disagree, and `waits.py` the ranks that others wait
+for. Imports only `record` and `errors`.
+"""
+
+from __future__ import annotations
+
+from shardscope.hang.mismatch import match_ranks
+from shardscope.hang.rank_calls import P2P_KINDS, RANK_MISMATCH, name_ranks
+from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
+
+RULES = (DEADLOCK, RANK_BEHIND, RANK_MISMATCH)
+"""The rules of the findings of this package."""
+
+__all__ = [
+    "DEADLOCK",
+    "P2P_KINDS",
+    "RANK_BEHIND",
+    "RANK_MISMATCH",
+    "RULES",
+    "find_unknown_waits",
+    "is_about_tags",
+    "match_ranks",
+    "name_ranks",
+]

@@ -1,0 +1,263 @@
+"""Where the ranks of a group disagree on what they issue.
+
+`match_ranks` compares the collectives of the recorded ranks of each group in order, and pairs sends
+with receives; of a run that was killed it also names the ranks that are behind or in a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import zip_longest
+
+from msgspec import Struct
+
+from shardscope.hang.rank_calls import (
+    RANK_MISMATCH,
+    GroupCalls,
+    Route,
+    describe_call,
+    find_drift,
+    find_unsent,
+    name_ranks,
+    payload_bytes,
+    sort_by_group,
+    sort_by_route,
+)
+from shardscope.hang.waits import find_hang
+from shardscope.record.base import CollectiveKind
+from shardscope.record.recording import Collective, Finding, Recording, Severity
+
+_MAX_SIDES = 4
+_ROOTED = (
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+    CollectiveKind.GATHER,
+    CollectiveKind.SCATTER,
+)
+_REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.REDUCE_SCATTER)
+
+# Properties that must be equal on all ranks, as (word used in a finding, value).
+Facets = tuple[tuple[str, object], ...]
+
+
+class _Divergence(Struct, frozen=True):
+    """The first position at which the ranks of a group disagree.
+
+    `sides` maps the facets to the ranks that have them; `()` is for ranks without a collective.
+    """
+
+    position: int
+    sides: dict[Facets, list[int]]
+
+
+def match_ranks(recording: Recording) -> tuple[Finding, ...]:
+    """A finding for the first position in each group at which its recorded ranks disagree.
+
+    For a run that was killed or raised, also the ranks that are behind or in a deadlock.
+    """
+    findings: list[Finding] = []
+    diverged: dict[str, int] = {}
+    groups = sort_by_group(recording)
+    for name, group in groups.items():
+        divergence = _find_divergence(group)
+        if divergence is not None:
+            diverged[name] = divergence.position
+            findings.append(_explain(name, divergence, group))
+        elif any(calls.transfers for calls in group.values()):
+            findings.extend(_find_unpaired(name, group))
+    return (*findings, *find_hang(recording, groups, diverged))
+
+
+def _find_divergence(group: GroupCalls) -> _Divergence | None:
+    issuers: dict[int, list[int]] = defaultdict(list)
+    for rank, calls in group.items():
+        for position in calls.collectives:
+            issuers[position].append(rank)
+    # A finished rank has all positions up to its last, so the shortest is the first to lack one.
+    finished = {rank: calls for rank, calls in group.items() if calls.is_finished}
+    shortest = min((calls.num_collectives for calls in finished.values()), default=None)
+    for position, ranks in sorted(issuers.items()):
+        sides: dict[Facets, list[int]] = defaultdict(list)
+        for rank in ranks:
+            sides[_facets(group[rank].collectives[position])].append(rank)
+        if shortest is not None and position >= shortest:
+            sides[()] = [
+                rank for rank, calls in finished.items() if calls.num_collectives <= position
+            ]
+        if len(sides) > 1:
+            return _Divergence(position, sides)
+    return None
+
+
+def _facets(call: Collective) -> Facets:
+    kind = call.kind
+    if kind == CollectiveKind.BARRIER:
+        return (("kind", kind),)
+    facets: list[tuple[str, object]] = [("kind", kind), ("dtype", call.dtype)]
+    if kind in _REDUCING:
+        facets.append(("reduce op", call.reduce_op))
+    if kind in _ROOTED:
+        facets.append(("root", call.peer))
+    num_bytes = _common_bytes(call)
+    if num_bytes is not None:
+        facets.append(("size", num_bytes))
+    return tuple(facets)
+
+
+def _common_bytes(call: Collective) -> int | None:
+    """The size that must be equal on all ranks; None if ranks may differ (uneven splits)."""
+    match call.kind:
+        case CollectiveKind.ALL_GATHER:
+            return call.output_bytes
+        case CollectiveKind.REDUCE_SCATTER:
+            return call.input_bytes
+        case CollectiveKind.ALL_REDUCE | CollectiveKind.BROADCAST | CollectiveKind.REDUCE:
+            # In a broadcast or reduce, some ranks have no input and some no output.
+            return payload_bytes(call)
+    return None
+
+
+def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
+    position, sides = divergence.position, divergence.sides
+    # Report a rank of the smallest side; of two equal sides, of the one that stopped.
+    by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
+    rank = sides[by_size[0]][0]
+    calls = group[rank].collectives
+    call = calls.get(position)
+    last_call = call or (calls[max(calls)] if calls else None)
+    shown = [_describe_side(position, sides[facets], group) for facets in reversed(by_size)]
+    if (num_hidden := len(shown) - _MAX_SIDES) > 0:
+        shown[_MAX_SIDES:] = [f"{num_hidden} more variant{'s' if num_hidden > 1 else ''}"]
+    if call is None and (drift := find_drift(group, rank, sides[by_size[-1]][:_MAX_SIDES])):
+        shown.append(drift)
+    if unknown := set(group).difference(*sides.values()):
+        shown.append(_describe_unknown(unknown, group))
+    return Finding(
+        rule=RANK_MISMATCH,
+        severity=Severity.ERROR,
+        subject=f"group {name}",
+        fact=f"ranks disagree on {_name_differences(sides)} at position {position} of group "
+        f"{name}: " + "; ".join(shown),
+        remedy="Make every rank of the group take the same branch and pass the same shapes and "
+        "dtypes there; a real run hangs or mixes up data at this point.",
+        rank=rank,
+        source=None if last_call is None else last_call.source,
+    )
+
+
+def _describe_side(position: int, ranks: list[int], group: GroupCalls) -> str:
+    calls = group[ranks[0]].collectives
+    if position in calls:
+        return f"{name_ranks(ranks)} issued {describe_call(calls[position])}"
+    last = f" after {describe_call(calls[max(calls)])}" if calls else ""
+    return f"{name_ranks(ranks)} issued nothing{last}"
+
+
+def _describe_unknown(ranks: set[int], group: GroupCalls) -> str:
+    """Text on ranks without a collective there that may have issued one unrecorded."""
+    stopped = {rank for rank in ranks if group[rank].is_known}
+    lossy = ranks - stopped
+    words = []
+    if stopped:
+        words.append(f"{name_ranks(stopped)} stopped before")
+    if lossy:
+        words.append(f"not known of {name_ranks(lossy)}, whose recording lost records")
+    return "; ".join(words)
+
+
+def _name_differences(sides: Iterable[Facets]) -> str:
+    present = [dict(facets) for facets in sides if facets]
+    words = dict.fromkeys(word for facets in present for word in facets)
+    kinds = {facets["kind"] for facets in present}
+    if len(kinds) > 1:
+        return "kind"
+    differing = [word for word in words if len({facets.get(word) for facets in present}) > 1]
+    return " and ".join(differing) or "whether there is a collective"
+
+
+def _find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
+    """At most one finding: the first send or receive without its counterpart."""
+    sends, receives, from_anyone = sort_by_route(group)
+    problems: list[tuple[int, int, Finding]] = []
+    for route in sorted(sends.keys() | receives.keys()):
+        sender, receiver = route
+        # A receive from any rank may match any send to its rank, so nothing is certain there.
+        if sender not in group or receiver not in group or receiver in from_anyone:
+            continue
+        problem = _find_transfer_problem(name, route, sends[route], receives[route], group)
+        if problem is not None:
+            problems.append(problem)
+    unsent = find_unsent(group)
+    senders = group.keys() - unsent.keys()
+    if unsent and senders and all(group[rank].is_finished for rank in senders):
+        receiver, call = next(iter(unsent.items()))
+        fact = (
+            f"no rank sends what rank {receiver} waits for: {describe_call(call)}, although "
+            f"{name_ranks(senders)} ended"
+        )
+        problems.append((call.group_order, receiver, _make_transfer_finding(name, fact, call)))
+    return [finding for _, _, finding in sorted(problems, key=lambda item: item[:2])[:1]]
+
+
+def _find_transfer_problem(
+    name: str,
+    route: Route,
+    sends: list[Collective],
+    receives: list[Collective],
+    group: GroupCalls,
+) -> tuple[int, int, Finding] | None:
+    sender, receiver = route
+    for position, (send, receive) in enumerate(zip_longest(sends, receives)):
+        silent = sender if send is None else receiver if receive is None else None
+        if silent is not None and not group[silent].is_finished:
+            return None
+        fact = _compare_ends(route, send, receive)
+        if fact is not None:
+            call = send or receive
+            finding = _make_transfer_finding(
+                name, f"{fact} (transfer {position} of that route)", call
+            )
+            return call.group_order, call.rank, finding
+    return None
+
+
+def _compare_ends(route: Route, send: Collective | None, receive: Collective | None) -> str | None:
+    sender, receiver = route
+    if receive is None and send is not None:
+        return f"rank {receiver} never receives what rank {sender} sent it: " + (
+            describe_call(send)
+        )
+    if send is None and receive is not None:
+        return f"rank {sender} never sends what rank {receiver} waits for: " + (
+            describe_call(receive)
+        )
+    assert send is not None
+    assert receive is not None
+    differing = [
+        word
+        for word, sent, received in (
+            ("size", payload_bytes(send), payload_bytes(receive)),
+            ("dtype", send.dtype, receive.dtype),
+        )
+        if sent != received
+    ]
+    if not differing:
+        return None
+    return (
+        f"the two ends differ in {' and '.join(differing)}: rank {sender}'s {describe_call(send)}, "
+        f"rank {receiver}'s {describe_call(receive)}"
+    )
+
+
+def _make_transfer_finding(name: str, fact: str, call: Collective) -> Finding:
+    return Finding(
+        rule=RANK_MISMATCH,
+        severity=Severity.ERROR,
+        subject=f"group {name}",
+        fact=f"in group {name}, {fact}",
+        remedy="Give every send one receive of the same size and dtype on the other rank; "
+        "a real run hangs or mixes up data at this point.",
+        rank=call.rank,
+        source=call.source,
+    )
