@@ -42,6 +42,7 @@ from shardscope.record import (
     Parameter,
     Parity,
     Phase,
+    RankProcess,
     RankSpan,
     Recording,
     Redistribute,
@@ -501,6 +502,27 @@ def test_tensor_parallelism_within_a_node_says_which_node_is_meant(
     _, concern = judged(traced(calls, groups=(WITHIN,), run=run)).concerns
     assert (concern.judgement, concern.rule) == (OK, "tensor-parallel-across-nodes")
     assert concern.words == f"Tensor parallelism over ranks 0-7 stays within a node: {words}"
+
+
+def test_hosts_tell_which_ranks_share_a_node_unless_the_run_was_simulated() -> None:
+    def judge_hosts(*hosts: str, **run: Any) -> tuple[Judgement, str]:
+        processes = tuple(RankProcess(rank=rank, host=host) for rank, host in enumerate(hosts))
+        calls = {"cause": ASKED, "group": "tp[0-7]"}
+        recording = traced(calls, groups=(WITHIN,), run=run, processes=processes)
+        concern = next(
+            item
+            for item in judged(recording).concerns
+            if item.rule == "tensor-parallel-across-nodes"
+        )
+        return concern.judgement, concern.reason
+
+    two = ("node-a",) * 4 + ("node-b",) * 4
+    assert judge_hosts(*two) == (C, "on 2 hosts this leaves the node in every layer")
+    assert judge_hosts(*["node-a"] * 8) == (OK, "its ranks ran on node-a")
+    assumed = (OK, "8 GPUs in a node are assumed, as the number was not recorded")
+    assert judge_hosts(*two[:7]) == assumed  # the host of a rank is not known
+    assert judge_hosts(*two, is_simulated=True) == assumed
+    assert judge_hosts(*two, ranks_per_node=8) == (OK, "it has 8 GPUs")
 
 
 def test_tensor_parallelism_across_nodes_says_what_to_do_and_how_to_give_their_size() -> None:
