@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from torch.utils.data import IterableDataset
+
 from shardscope._torch.private import find_class
 
 _LoaderIterator = find_class(
@@ -33,3 +35,15 @@ def watched_batches(take: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
     with mock.patch.object(_LoaderIterator, "__next__", draw_next):
         yield
+
+
+def describe_batches(draw: Callable[[], Any]) -> str:
+    """What a loader draws from, and whether it knows how many batches there are.
+
+    `draw` is what `watched_batches` calls `take` with.
+    """
+    loader_iterator = draw.args[0]
+    dataset = getattr(loader_iterator, "_dataset", None)
+    name = type(dataset).__name__
+    is_endless = isinstance(dataset, IterableDataset)
+    return f"DataLoader of the iterable {name}" if is_endless else f"DataLoader of {name}"

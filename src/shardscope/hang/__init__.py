@@ -7,8 +7,14 @@ for. Imports only `record` and `errors`.
 
 from __future__ import annotations
 
-from shardscope.hang.mismatch import match_ranks
-from shardscope.hang.rank_calls import P2P_KINDS, RANK_MISMATCH, name_ranks
+from shardscope.hang.mismatch import differ, match_ranks
+from shardscope.hang.rank_calls import (
+    P2P_KINDS,
+    RANK_MISMATCH,
+    describe_call,
+    is_blocking_transfer,
+    name_ranks,
+)
 from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
 
 RULES = (DEADLOCK, RANK_BEHIND, RANK_MISMATCH)
@@ -20,8 +26,11 @@ __all__ = [
     "RANK_BEHIND",
     "RANK_MISMATCH",
     "RULES",
+    "describe_call",
+    "differ",
     "find_unknown_waits",
     "is_about_tags",
+    "is_blocking_transfer",
     "match_ranks",
     "name_ranks",
 ]

@@ -90,6 +90,11 @@ def _find_divergence(group: GroupCalls) -> _Divergence | None:
     return None
 
 
+def differ(call: Collective, other: Collective) -> bool:
+    """Whether two ranks of a group may not issue these as the same collective."""
+    return _facets(call) != _facets(other)
+
+
 def _facets(call: Collective) -> Facets:
     kind = call.kind
     if kind == CollectiveKind.BARRIER:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shardscope.launch.decisions import Change
+
 HELPER = "helper"
 """The instrument of a rank that only runs because others wait for what it sends."""
 MAIL = "mail"
@@ -34,8 +36,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
     counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
-    jobs are all ranks of the cluster and run at once, on data. With `skips_checkpoints`, no
-    checkpoint is written, not even to `scratch`.
+    jobs are all ranks of the cluster and run at once, on data. `lockstep` is the address of the
+    coordinator to which ranks announce their collectives; they do not if it is empty. `changes` is
+    what is changed where the program decides; if it is None, decisions are not noted. With
+    `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -51,6 +55,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_shown: bool = True
     patience_s: float = 60
     has_data: bool = False
+    lockstep: str = ""
+    changes: tuple[Change, ...] | None = None
     skips_checkpoints: bool = False
 
 
@@ -114,5 +120,9 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: int
 
 
+class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All jobs of a request have ended."""
+
+
 Event = StepsEnded | JobEnded | Busy
-"""What the warm process reports."""
+"""What the warm process reports of jobs."""

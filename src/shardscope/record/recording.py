@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 
 from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
+from shardscope.record.check_records import Check
 from shardscope.record.compiler_records import Diagnosis, Explanation
 from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
@@ -290,6 +291,7 @@ class RankProcess(Record, frozen=True, kw_only=True, gc=False):
 
 _SINGULARS = {
     "processes": "process",
+    "checks": "check",
     "groups": "group",
     "modules": "module",
     "collectives": "collective",
@@ -327,6 +329,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
+    checks: tuple[Check, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

@@ -1,0 +1,244 @@
+"""Follows on which ranks a tensor has the same values, through ops and collectives.
+
+A rank computes with data and random numbers of its own. What it computes from them may be different
+on every rank, until a collective makes it equal on the ranks of its group: so a decision that
+depends on an all-reduced value is the same on all of them. Followed by storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.schema import OPS, tensors_in
+from shardscope._torch.dispatch import READ_VALUE, TorchDispatchMode, disable_dispatch_modes
+from shardscope._torch.private import find_name
+from shardscope._torch.storage import is_wrapper_type, plain_tensors
+from shardscope._torch.tree import leaves
+from shardscope.record import CollectiveKind
+
+DATA, RANDOM = "data", "random"
+"""Where values come from that may be different on each rank: its data, its random numbers."""
+
+_SEEDED = find_name("torch.Tag.nondeterministic_seeded", "recognise ops that draw random numbers")
+_aten = torch.ops.aten
+_OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
+_K = CollectiveKind
+_EQUALIZING = (_K.ALL_REDUCE, _K.ALL_GATHER, _K.BROADCAST)
+"""Collectives after which all ranks of the group have the same."""
+
+
+class Sharing(NamedTuple):
+    """The ranks that have the same values, as far as this rank's own `sources` are concerned.
+
+    `ranks` is None if the values come from no source that differs from rank to rank.
+    """
+
+    ranks: frozenset[int] | None = None
+    sources: frozenset[str] = frozenset()
+
+    def joined(self, other: Sharing) -> Sharing:
+        """The sharing of what is computed from both."""
+        if other.ranks is None or other is self:
+            return self
+        if self.ranks is None:
+            return other
+        return Sharing(self.ranks & other.ranks, self.sources | other.sources)
+
+
+SAME = Sharing()
+"""Of constants: the same values on all ranks."""
+
+
+@final
+class SharingTracker:
+    """The sharing of the storages of one rank.
+
+    Tensors that no op has made are data, if they have values; parameters without data are taken to
+    be the same on all ranks. `note_source(kind, tensor)` is called for each tensor that is data or
+    drawn at random, so that ranks that have the same data can be recognized.
+    """
+
+    def __init__(
+        self, rank: int, note_source: Callable[[str, torch.Tensor], None] = lambda *_: None
+    ) -> None:
+        self._rank = rank
+        self._note_source = note_source
+        self._known: dict[int, tuple[StorageWeakRef, Sharing]] = {}
+
+    def find(self, tensor: torch.Tensor) -> Sharing:
+        """The sharing of a tensor's values."""
+        sharing = SAME
+        for plain in plain_tensors(tensor):
+            sharing = sharing.joined(self._find_plain(plain))
+        return sharing
+
+    def note_op(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the results of an op, and what it has overwritten."""
+        inputs = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        schema = op._schema
+        is_mutable = schema.is_mutable
+        namespace, _, name = schema.name.partition("::")
+        if name in OPS.get(namespace, ()):
+            return  # a collective, of which `note_collective` is called
+        sources = inputs
+        if is_mutable and name in _OVERWRITES:
+            sources = _others(args, inputs)
+        sharing = SAME
+        for tensor in sources:
+            sharing = sharing.joined(self.find(tensor))
+        outputs = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        if _SEEDED in op.tags:
+            sharing = Sharing(frozenset((self._rank,)), sharing.sources | {RANDOM})
+            for tensor in outputs:
+                self._note_source(RANDOM, tensor)
+        if is_mutable:
+            for tensor in _list_written(schema, args, kwargs):
+                self._write(tensor, sharing, is_all=name in _OVERWRITES)
+        for tensor in outputs:
+            if not any(tensor is known for known in inputs):
+                self._write(tensor, sharing, is_all=not schema.is_mutable and not _is_view(op))
+
+    def note_collective(self, event: CollectiveEvent, result: Any) -> None:
+        """Note what a collective has made equal, or different, on the ranks of its group."""
+        call = event.read()
+        outputs = call.outputs
+        if outputs is None:
+            outputs = call.inputs if event.op.startswith("c10d.") else tensors_in(result)
+        members = frozenset(torch.distributed.get_process_group_ranks(call.group))
+        for index, output in enumerate(outputs):
+            source = call.inputs[index % len(call.inputs)] if call.inputs else None
+            before = SAME if source is None else self.find(source)
+            if call.kind in _EQUALIZING:
+                after = self._spread(before, members)
+            else:
+                after = Sharing(frozenset((self._rank,)), before.sources | {DATA})
+            self._write(output, after, is_all=True)
+
+    def _spread(self, before: Sharing, members: frozenset[int]) -> Sharing:
+        """The ranks that have the same after a collective: each member's as many as ours were."""
+        if before.ranks is None:
+            return before
+        offsets = [rank - self._rank for rank in before.ranks]
+        ranks = frozenset(member + offset for member in members for offset in offsets)
+        return Sharing(ranks, before.sources)
+
+    def _find_plain(self, tensor: torch.Tensor) -> Sharing:
+        storage = _storage_of(tensor)
+        if storage is None:
+            return SAME
+        known = self._known.get(storage._cdata)
+        if known is not None and not known[0].expired():
+            return known[1]
+        sharing = SAME
+        if (
+            not tensor.is_meta
+            and not _is_fake(tensor)
+            and not isinstance(tensor, torch.nn.Parameter)
+        ):
+            sharing = Sharing(frozenset((self._rank,)), frozenset((DATA,)))
+            self._note_source(DATA, tensor)
+        self._known[storage._cdata] = (StorageWeakRef(storage), sharing)
+        return sharing
+
+    def _write(self, tensor: torch.Tensor, sharing: Sharing, *, is_all: bool) -> None:
+        for plain in plain_tensors(tensor):
+            storage = _storage_of(plain)
+            if storage is None:
+                continue
+            reference, before = self._known.get(storage._cdata, (None, SAME))
+            if reference is None or reference.expired():
+                reference, before = StorageWeakRef(storage), SAME
+            covers = plain.numel() * plain.element_size() >= storage.nbytes()
+            after = sharing if is_all and covers else before.joined(sharing)
+            self._known[storage._cdata] = (reference, after)
+
+
+def _storage_of(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a sparse tensor
+        return None
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "fake_mode")
+
+
+def _is_view(op: Any) -> bool:
+    return any(returned.alias_info is not None for returned in op._schema.returns)
+
+
+def _others(args: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that an op reads which overwrites its first argument."""
+    written = {id(leaf) for leaf in leaves(args[0])} if args else set()
+    return [tensor for tensor in inputs if id(tensor) not in written]
+
+
+def _list_written(schema: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        for leaf in leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+
+
+Choose = Callable[[str, torch.Tensor, Any], Any]
+"""Called with what a program reads of a tensor, the tensor, and the value; returns the value that
+the program gets."""
+
+_SELECTIONS = {
+    "nonzero": "nonzero()",
+    "masked_select": "masked_select()",
+    "index": "indexing with a mask",
+}
+
+
+@final
+class ValueMode(TorchDispatchMode):
+    """Lets `choose` decide what a program reads, and tells a tracker of every op.
+
+    With the name of an op that selects elements, `choose` gets the tensor that says which; if it
+    returns False, none is selected.
+    """
+
+    def __init__(self, tracker: SharingTracker, choose: Choose) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self._choose = choose
+        self.num_ops = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_wrapper_type, types)):
+            return NotImplemented  # its ops on the tensors inside come here
+        self.num_ops += 1
+        kwargs = kwargs or {}
+        name = op._schema.name.partition("::")[2] if hasattr(op, "_schema") else ""
+        mask = _find_mask(name, args)
+        if mask is not None and self._choose(_SELECTIONS[name], mask, True) is False:
+            with disable_dispatch_modes():
+                mask.zero_()
+        result = op(*args, **kwargs)
+        if op is READ_VALUE:
+            return self._choose("item()", args[0], result)
+        if hasattr(op, "_schema"):
+            with disable_dispatch_modes():
+                self._tracker.note_op(op, args, kwargs, result)
+        return result
+
+
+def _find_mask(name: str, args: Any) -> torch.Tensor | None:
+    """The tensor whose values decide how many rows the result of an op has."""
+    if name in ("nonzero", "masked_select"):
+        mask: torch.Tensor = args[name == "masked_select"]
+        return mask
+    if name == "index":
+        masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        return masks[0] if masks else None
+    return None
