@@ -17,6 +17,7 @@ from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import OPS, tensors_in
 from shardscope._torch.dispatch import READ_VALUE, TorchDispatchMode, disable_dispatch_modes
 from shardscope._torch.private import find_name
+from shardscope._torch.process_groups.host_data import ValueObserver
 from shardscope._torch.storage import is_wrapper_type, plain_tensors
 from shardscope._torch.tree import leaves
 from shardscope.record import CollectiveKind
@@ -92,7 +93,7 @@ class SharingTracker:
         for tensor in sources:
             sharing = sharing.joined(self.find(tensor))
         outputs = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-        if _SEEDED in op.tags:
+        if _SEEDED in op.tags and not is_mutable:  # in place, weights are initialized
             sharing = Sharing(frozenset((self._rank,)), sharing.sources | {RANDOM})
             for tensor in outputs:
                 self._note_source(RANDOM, tensor)
@@ -135,11 +136,7 @@ class SharingTracker:
         if known is not None and not known[0].expired():
             return known[1]
         sharing = SAME
-        if (
-            not tensor.is_meta
-            and not _is_fake(tensor)
-            and not isinstance(tensor, torch.nn.Parameter)
-        ):
+        if type(tensor) is torch.Tensor and not tensor.is_meta:
             sharing = Sharing(frozenset((self._rank,)), frozenset((DATA,)))
             self._note_source(DATA, tensor)
         self._known[storage._cdata] = (StorageWeakRef(storage), sharing)
@@ -165,10 +162,6 @@ def _storage_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "fake_mode")
-
-
 def _is_view(op: Any) -> bool:
     return any(returned.alias_info is not None for returned in op._schema.returns)
 
@@ -189,10 +182,6 @@ def _list_written(schema: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]
                 yield leaf
 
 
-Choose = Callable[[str, torch.Tensor, Any], Any]
-"""Called with what a program reads of a tensor, the tensor, and the value; returns the value that
-the program gets."""
-
 _SELECTIONS = {
     "nonzero": "nonzero()",
     "masked_select": "masked_select()",
@@ -202,34 +191,30 @@ _SELECTIONS = {
 
 @final
 class ValueMode(TorchDispatchMode):
-    """Lets `choose` decide what a program reads, and tells a tracker of every op.
+    """Tells an observer of every op on tensors with data, and lets it decide what a program reads.
 
-    With the name of an op that selects elements, `choose` gets the tensor that says which; if it
-    returns False, none is selected.
+    Of an op that selects elements it gets the tensor that says which.
     """
 
-    def __init__(self, tracker: SharingTracker, choose: Choose) -> None:
+    def __init__(self, observer: ValueObserver) -> None:
         super().__init__()
-        self._tracker = tracker
-        self._choose = choose
-        self.num_ops = 0
+        self._observer = observer
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_wrapper_type, types)):
             return NotImplemented  # its ops on the tensors inside come here
-        self.num_ops += 1
         kwargs = kwargs or {}
         name = op._schema.name.partition("::")[2] if hasattr(op, "_schema") else ""
         mask = _find_mask(name, args)
-        if mask is not None and self._choose(_SELECTIONS[name], mask, True) is False:
+        if mask is not None and self._observer.choose(_SELECTIONS[name], mask, True) is False:
             with disable_dispatch_modes():
                 mask.zero_()
         result = op(*args, **kwargs)
         if op is READ_VALUE:
-            return self._choose("item()", args[0], result)
+            return self._observer.choose("item()", args[0], result)
         if hasattr(op, "_schema"):
             with disable_dispatch_modes():
-                self._tracker.note_op(op, args, kwargs, result)
+                self._observer.note_op(op, args, kwargs, result)
         return result
 
 

@@ -144,8 +144,8 @@ class Plan:
 
 def _has_same(first: Decisions, second: Decisions, source: str) -> bool:
     own, other = getattr(first, source), getattr(second, source)
-    length = min(len(own), len(other))
-    return bool(length) and own[:length] == other[:length]
+    last = min(len(own), len(other)) - 1
+    return last >= 0 and own[last] == other[last]
 
 
 def _list_batch_changes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
@@ -15,20 +14,23 @@ from torch import nn
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.fake import is_fake
 from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.value_sharing import SharingTracker, ValueMode
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
 from shardscope.hang import P2P_KINDS, is_blocking_transfer
-from shardscope.launch.decisions import DecisionLog
+from shardscope.launch.decision_log import DecisionLog
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
 from shardscope.launch.lockstep import Lockstep
 from shardscope.launch.steps import EndOfRun, StepsDone
 from shardscope.record import Axis, Call, Collective, Recording, Stop, expand_ranks
 from shardscope.record.text import describe_error
+from shardscope.world import current_world
 
+_MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
 CALLS = "calls"
 """The name of the instrument."""
 
@@ -53,7 +55,7 @@ class CallsInstrument(Instrument):
         self._lockstep = lockstep
         self._log = log
         self._tracker: SharingTracker | None = None
-        self._mode: ValueMode | None = None
+        self._values: VariedValues | None = None
         self._trace: Trace | None = None
         self._axes: tuple[Axis, ...] = ()
         self._num_announced = 0
@@ -65,8 +67,7 @@ class CallsInstrument(Instrument):
         """Begin to record."""
         self._trace = trace(stream=self._stream, force=True)
         self._stack.enter_context(self._trace)
-        if self._lockstep is not None:
-            self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
+        self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
         if self._log is not None:
             self._vary(self._log)
 
@@ -77,8 +78,15 @@ class CallsInstrument(Instrument):
         self._tracker = SharingTracker(log.rank, functools.partial(_note_source, log))
         self._stack.enter_context(varied_surroundings(log))
         self._stack.enter_context(replaced_outermost_calls(VariedCalls(log).call))
-        self._mode = ValueMode(self._tracker, VariedValues(log, self._tracker).choose)
-        self._stack.enter_context(self._mode)
+        self._values = VariedValues(log, self._tracker)
+        world = current_world()
+        if world is not None and world.host is not None:
+            world.host.observer = self._values
+            if world.known is not None:
+                log.known = world.known
+                world.known.hear(log.hearsay)
+        else:
+            self._stack.enter_context(ValueMode(self._values))
 
     def start(self, models: list[nn.Module]) -> None:
         """Read the axes of the mesh of the models."""
@@ -97,11 +105,13 @@ class CallsInstrument(Instrument):
 
     def before(self, event: CollectiveEvent) -> None:
         """Announce a collective, which was recorded just before, and wait for the other ranks."""
-        if self._lockstep is None:
+        if self._num_at_end is not None:
             raise StepsDone
         assert self._trace is not None
         groups, calls = self._trace.list_from(self._num_announced)
         self._num_announced += len(calls)
+        if self._lockstep is None:
+            return
         for group in groups if calls else ():
             if group.name not in self._known_groups:
                 self._known_groups.add(group.name)
@@ -120,11 +130,11 @@ class CallsInstrument(Instrument):
 
     def end_step(self) -> None:
         """Count the steps that decisions belong to."""
-        if self._log is None or self._mode is None:
+        if self._log is None or self._values is None:
             return
-        self._log.step += 1
+        self._log.end_step()
         lockstep = self._lockstep
-        if lockstep is not None and not lockstep.end_step(self._log.step, self._mode.num_ops):
+        if lockstep is not None and not lockstep.end_step(self._log.step, self._values.num_ops):
             self.end_run()
             self._is_done = True
 
@@ -148,9 +158,12 @@ class CallsInstrument(Instrument):
 
 def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:
     """Note data by a hash of its values."""
-    if log.wants_fingerprints and tensor.numel() > 1 and tensor.layout is torch.strided:
-        content = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-        log.note_fingerprint(kind, hashlib.blake2b(content, digest_size=8).hexdigest())
+    if is_fake(tensor):
+        log.note_source(kind, str(torch.initial_seed()).encode())
+    elif tensor.numel() > 1 and tensor.layout is torch.strided:
+        with disable_dispatch_modes():
+            part = tensor.detach().flatten()[:_MAX_HASHED].contiguous()
+            log.note_source(kind, part.view(torch.uint8).numpy().tobytes())
 
 
 def _waits(call: Collective, event: CollectiveEvent) -> bool:

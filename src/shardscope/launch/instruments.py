@@ -24,7 +24,7 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
 from shardscope.errors import LaunchError
 from shardscope.launch.calls import CALLS, CallsInstrument
-from shardscope.launch.decisions import DecisionLog
+from shardscope.launch.decision_log import DecisionLog
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.lockstep import Lockstep
 from shardscope.launch.step_capture import CAPTURE, PROBED, CaptureInstrument

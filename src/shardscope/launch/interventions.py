@@ -26,16 +26,14 @@ from torch import nn
 from shardscope._torch.data_loading import describe_batches, watched_batches
 from shardscope._torch.tree import pytree_map
 from shardscope._torch.value_sharing import SharingTracker
-from shardscope.launch.decisions import (
-    Change,
-    ChangeKind,
+from shardscope.launch.decision_log import (
     DecisionLog,
-    SiteKind,
     catches_exceptions,
     find_caller,
     find_line,
     is_of_program,
 )
+from shardscope.launch.decisions import Change, ChangeKind, SiteKind
 
 _LATER_SECONDS = 10 * 24 * 3600
 _SEED_OFFSET = 1_000_003
@@ -216,6 +214,12 @@ class VariedValues:
     def __init__(self, log: DecisionLog, tracker: SharingTracker) -> None:
         self._log = log
         self._tracker = tracker
+        self.num_ops = 0
+
+    def note_op(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Follow on which ranks the results of an op are the same."""
+        self.num_ops += 1
+        self._tracker.note_op(op, args, kwargs, result)
 
     def choose(self, what: str, tensor: torch.Tensor, value: Any) -> Any:
         """The value that the program gets; False if it should select nothing."""

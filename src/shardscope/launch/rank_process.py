@@ -27,7 +27,8 @@ from shardscope._torch.checkpoints import loaded_with_data, skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, find_line, suggest_remedy
 from shardscope.launch.cluster import Cluster
-from shardscope.launch.decisions import DECISIONS, DecisionLog
+from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.decisions import DECISIONS
 from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
 from shardscope.launch.instrument import Instrument
@@ -174,7 +175,8 @@ class ProgramRun:
         changes = self._request.changes
         if changes is None:
             return None
-        return DecisionLog(self._job.rank, changes, self._path(DECISIONS))
+        hearsay = self._request.hearsay.get(self._job.rank, ())
+        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), hearsay)
 
     def _start(self, models: list[nn.Module]) -> None:
         """Begin to observe; if called again, forget what was observed until then."""

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from shardscope._torch.process_groups.posts import Hearsay
 from shardscope.launch.decisions import Change
 
 HELPER = "helper"
@@ -38,8 +39,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
     jobs are all ranks of the cluster and run at once, on data. `lockstep` is the address of the
     coordinator to which ranks announce their collectives; they do not if it is empty. `changes` is
-    what is changed where the program decides; if it is None, decisions are not noted. With
-    `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
+    what is changed where the program decides; if it is None, decisions are not noted. `hearsay` is
+    what others give to the collectives of a rank, by rank. With `skips_checkpoints`, no checkpoint
+    is written, not even to `scratch`.
     """
 
     script: str
@@ -57,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     has_data: bool = False
     lockstep: str = ""
     changes: tuple[Change, ...] | None = None
+    hearsay: dict[int, tuple[Hearsay, ...]] = {}
     skips_checkpoints: bool = False
 
 

@@ -22,8 +22,8 @@ from shardscope._torch.process_groups.launched import OnJoin, split_group
 
 _LOOPBACK = "lo"
 # Groups are kept alive until the process exits. If the last reference to one is dropped by an
-# object that holds the GIL, such as DDP's reducer, its destructor waits for gloo's thread, which may
-# wait for the GIL: finished work holds the function modes that were active when it was issued.
+# object that holds the GIL, such as DDP's reducer, its destructor waits for gloo's thread, which
+# may wait for the GIL: finished work holds the function modes that were active when it was issued.
 _GROUPS: list[Any] = []
 
 
