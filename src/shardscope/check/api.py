@@ -11,11 +11,13 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.check.findings import explain_divergence, explain_shift
-from shardscope.check.runs import LockstepRanks, LockstepRun
+from shardscope.check.roles import FEW_RANKS
+from shardscope.check.runs import JobRunner, LockstepRanks, RanksRun
 from shardscope.check.shifts import find_shift
+from shardscope.check.simulated import SimulatedRanks
 from shardscope.check.variations import Plan, PlannedVariation, schedule
 from shardscope.errors import LaunchError
-from shardscope.launch.api import RunResult, check_cluster
+from shardscope.launch.api import MAX_DATA_RANKS, check_cluster
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.decisions import Change
 from shardscope.launch.program import Program
@@ -33,6 +35,7 @@ from shardscope.record import (
 
 _PREFIX = "shardscope-check-"
 _MAX_STEPS = 50
+_MAX_FLOPS, _MAX_BYTES = 4e9, 4e9  # of a step of all ranks that are run with data
 _MAX_RUNS = 12
 _MAX_FINDINGS = 5
 
@@ -50,41 +53,63 @@ def check(
     *args: str,
     num_nodes: int = 1,
     num_per_node: int = 8,
-    steps: int = _MAX_STEPS,
+    steps: int | None = None,
     gpu: str = "h200",
     is_module: bool = False,
+    data: bool | None = None,
     on_event: OnEvent = lambda event: None,
 ) -> CheckResult:
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
-    check_cluster(cluster, gpu=gpu, steps=steps, data=True, real=False)
-    with tempfile.TemporaryDirectory(
-        prefix="shardscope-check-", ignore_cleanup_errors=True
-    ) as folder:
+    check_cluster(cluster, gpu=gpu, steps=steps or 1, data=bool(data), real=False)
+    interruption = Interruption()
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder,
+        interruption.watched(),
+        WarmProcess(interruption) as process,
+    ):
         request = Request(
             script=program.script,
             args=args,
             is_module=is_module,
             num_nodes=num_nodes,
             num_per_node=num_per_node,
-            num_steps=steps,
+            num_steps=steps or _MAX_STEPS,
             gpu=gpu,
             scratch=folder,
             jobs=(),
-            num_parallel=cluster.size,
+            num_parallel=os.cpu_count() or 1,
         )
-        interruption = Interruption()
-        with interruption.watched(), WarmProcess(interruption) as process:
-            recording = _Check(LockstepRanks(process, request, folder, on_event), cluster).run()
-        if interruption.signal is not None:
-            raise KeyboardInterrupt
+        runner = JobRunner(process, request, folder, on_event)
+        ranks = LockstepRanks(runner) if data else _choose_ranks(runner, data)
+        recording = _Check(ranks, cluster).run()
+    if interruption.signal is not None:
+        raise KeyboardInterrupt
     return CheckResult(replace(recording, run=replace(recording.run, command=program.command)))
+
+
+def _choose_ranks(runner: JobRunner, data: bool | None) -> LockstepRanks | SimulatedRanks:
+    """Ranks with data if there are few and they compute little, or if they need it; else without.
+
+    With `data` False, always without.
+    """
+    simulated = SimulatedRanks(runner)
+    probed = simulated.probe()
+    if data is False or runner.num_ranks > MAX_DATA_RANKS:
+        if isinstance(probed, str):
+            raise LaunchError(probed)
+        return simulated
+    if isinstance(probed, str):
+        return LockstepRanks(runner)
+    work = max(probed.num_flops / _MAX_FLOPS, probed.num_bytes / _MAX_BYTES)
+    is_small = work * runner.num_ranks <= max(1, probed.num_steps)
+    return LockstepRanks(runner) if is_small and runner.num_ranks <= FEW_RANKS else simulated
 
 
 @final
 class _Check:
-    def __init__(self, ranks: LockstepRanks, cluster: Cluster) -> None:
+    def __init__(self, ranks: LockstepRanks | SimulatedRanks, cluster: Cluster) -> None:
         self._ranks = ranks
         self._cluster = cluster
         self._findings: list[Finding] = []
@@ -92,32 +117,31 @@ class _Check:
 
     def run(self) -> Recording:
         first = self._ranks.run()
-        if first.outcome.reason == "failed" or first.recording is None:
-            failures = RunResult(first.recording, first.ended).failures
-            raise LaunchError("; ".join(failures) or f"rank failed: {first.outcome}")
         recording = first.recording
+        if first.failure is not None or recording is None:
+            raise LaunchError(first.failure or "The program has left no recording.")
         if first.has_diverged:
             self._add(first, None)
         else:
             self._vary(first)
         check_record = Check(
             world_size=self._cluster.size,
-            roles=tuple(Role(rank=r, ranks=compress_ranks([r])) for r in range(self._cluster.size)),
+            roles=tuple(Role(rank=r, ranks=compress_ranks([r])) for r in sorted(first.decisions)),
             num_steps=first.num_steps,
             is_complete=not recording.stops,
-            has_data=True,
+            has_data=isinstance(self._ranks, LockstepRanks),
             variations=tuple(self._tried),
         )
         run = replace(recording.run, instruments=("check",))
         return replace(recording, run=run, findings=tuple(self._findings), checks=(check_record,))
 
-    def _add(self, run: LockstepRun, variation: PlannedVariation | None) -> None:
+    def _add(self, run: RanksRun, variation: PlannedVariation | None) -> None:
         assert run.recording is not None
         finding = explain_divergence(run.recording, variation)
         if finding is not None:
             self._findings.append(finding)
 
-    def _vary(self, first: LockstepRun) -> None:
+    def _vary(self, first: RanksRun) -> None:
         """Run the ranks again with variations, several in each run, until all are tried."""
         plan = Plan(first.decisions)
         waiting = list(plan.list_variations())
@@ -133,16 +157,16 @@ class _Check:
 
     def _judge(
         self,
-        first: LockstepRun,
-        run: LockstepRun,
+        first: RanksRun,
+        run: RanksRun,
         chosen: Sequence[PlannedVariation],
         changes: Sequence[Change],
     ) -> int:
         """Note what came of the variations of a run; returns how many it has tried."""
-        last = run.find_last_change()
+        last = run.last_change
         if last is None:
             for variation in chosen:
-                self._note(variation, CheckOutcome.NOT_TRIED, run.outcome.failure or "not reached")
+                self._note(variation, CheckOutcome.NOT_TRIED, run.failure or "not reached")
             return len(chosen)
         for index in range(last + 1):
             variation, change = chosen[index], changes[index]
@@ -155,8 +179,8 @@ class _Check:
             if is_last and run.has_diverged:
                 self._add(run, variation)
                 self._note(variation, CheckOutcome.DIVERGED, "")
-            elif is_last and run.outcome.reason == "failed":
-                self._note(variation, CheckOutcome.RAISED, run.outcome.failure or "")
+            elif is_last and run.failure is not None:
+                self._note(variation, CheckOutcome.RAISED, run.failure)
             else:
                 self._note(variation, CheckOutcome.SAME, "")
         return last + 1

@@ -7,6 +7,7 @@ have the same data, or get the value from the same collective.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,10 @@ class Plan:
     def find_pass(self, variation: PlannedVariation, first_step: int) -> Pass | None:
         """The first pass of a variation's site in this step or later; None if there is none."""
         passes = self._passes[variation.site][variation.ranks[-1]]
-        return next((passed for passed in passes if passed.step >= first_step), None)
+        later = [passed for passed in passes if passed.step >= first_step]
+        # What follows is compared up to the next pass, in a later step.
+        followed = (p for p, after in itertools.pairwise(later) if after.step > p.step)
+        return next(followed, next(iter(later), None))
 
     def _list_changes(
         self, site: Site, passes: Sequence[Pass], by_rank: Mapping[int, Sequence[Pass]]

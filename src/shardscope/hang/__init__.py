@@ -7,7 +7,7 @@ for. Imports only `record` and `errors`.
 
 from __future__ import annotations
 
-from shardscope.hang.mismatch import differ, match_ranks
+from shardscope.hang.mismatch import Divergence, differ, find_divergences, match_ranks
 from shardscope.hang.rank_calls import (
     P2P_KINDS,
     RANK_MISMATCH,
@@ -26,8 +26,10 @@ __all__ = [
     "RANK_BEHIND",
     "RANK_MISMATCH",
     "RULES",
+    "Divergence",
     "describe_call",
     "differ",
+    "find_divergences",
     "find_unknown_waits",
     "is_about_tags",
     "is_blocking_transfer",

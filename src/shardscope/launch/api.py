@@ -318,7 +318,7 @@ def join_jobs(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
     """One recording of what all jobs recorded."""
     recordings: dict[str, list[Recording]] = defaultdict(list)
     for job_ended in ended:
-        recording = _load(folder, job_ended)
+        recording = load_job(folder, job_ended)
         if recording is not None:
             recordings[job_ended.job.instrument].append(recording)
     merged = [_merge_ranks(parts) for parts in recordings.values()]
@@ -327,7 +327,7 @@ def join_jobs(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
     return merge(merged) if len(merged) > 1 else merged[0]
 
 
-def _load(folder: str, ended: JobEnded) -> Recording | None:
+def load_job(folder: str, ended: JobEnded) -> Recording | None:
     """What a job recorded; if its process died, what it had streamed until then."""
     stem = Path(folder, ended.job.stem)
     saved, stream = stem.with_suffix(".json"), stem / "trace.jsonl"

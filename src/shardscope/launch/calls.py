@@ -24,7 +24,7 @@ from shardscope.hang import P2P_KINDS, is_blocking_transfer
 from shardscope.launch.decision_log import DecisionLog
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
-from shardscope.launch.lockstep import Lockstep
+from shardscope.launch.lockstep import MIN_STEPS, Lockstep
 from shardscope.launch.steps import EndOfRun, StepsDone
 from shardscope.record import Axis, Call, Collective, Recording, Stop, expand_ranks
 from shardscope.record.text import describe_error
@@ -49,8 +49,13 @@ class CallsInstrument(Instrument):
     is_from_start = True
 
     def __init__(
-        self, stream: Path, lockstep: Lockstep | None = None, log: DecisionLog | None = None
+        self,
+        stream: Path,
+        lockstep: Lockstep | None = None,
+        log: DecisionLog | None = None,
+        max_ops: int = 0,
     ) -> None:
+        self._max_ops = max_ops
         self._stream = stream
         self._lockstep = lockstep
         self._log = log
@@ -133,8 +138,12 @@ class CallsInstrument(Instrument):
         if self._log is None or self._values is None:
             return
         self._log.end_step()
-        lockstep = self._lockstep
-        if lockstep is not None and not lockstep.end_step(self._log.step, self._values.num_ops):
+        step, num_ops, lockstep = self._log.step, self._values.num_ops, self._lockstep
+        if lockstep is not None:
+            has_ended = not lockstep.end_step(step, num_ops)
+        else:
+            has_ended = self._max_ops > 0 and step >= MIN_STEPS and num_ops >= self._max_ops
+        if has_ended:
             self.end_run()
             self._is_done = True
 

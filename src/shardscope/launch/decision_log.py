@@ -47,6 +47,7 @@ class DecisionLog:
         self.rank = rank
         self.hearsay = tuple(hearsay)
         self.step = 0
+        self.num_flops = self.num_bytes = 0
         self.count_calls: Callable[[], int] = lambda: 0
         self.known: KnownValues | None = None  # of a rank that runs without the others
         self._changes = tuple(changes)
@@ -119,6 +120,8 @@ class DecisionLog:
             random=tuple(self._hashes["random"]),
             changed=self._changed,
             num_steps=self.step,
+            num_flops=self.num_flops,
+            num_bytes=self.num_bytes,
             posts=tuple(known.posts),
             object_posts=tuple(known.object_posts),
         )

@@ -98,7 +98,8 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
     `data` and `random` are hashes of all tensors that were data or random numbers until the end of
     each step, and until the end of the program; `changed` maps the index of a change to the number
-    of collectives that the rank had issued before it.
+    of collectives that the rank had issued before it. `num_flops` and `num_bytes` are those of the
+    results of all ops, of a rank without data.
     """
 
     rank: int
@@ -108,5 +109,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
     random: tuple[str, ...] = ()
     changed: dict[int, int] = {}
     num_steps: int = 0
+    num_flops: int = 0
+    num_bytes: int = 0
     posts: tuple[Post, ...] = ()
     object_posts: tuple[ObjectPost, ...] = ()

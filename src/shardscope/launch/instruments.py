@@ -250,6 +250,7 @@ def make_instrument(
     folder: str,
     lockstep: Lockstep | None = None,
     log: DecisionLog | None = None,
+    max_ops: int = 0,
 ) -> Instrument:
     """The instruments of these names, joined by "+"; one that records nothing for others.
 
@@ -269,7 +270,7 @@ def make_instrument(
             for name in REPLAYS
             for end in ("", PROBED)
         },
-        CALLS: lambda: CallsInstrument(stream, lockstep, log),
+        CALLS: lambda: CallsInstrument(stream, lockstep, log, max_ops),
         "trace": lambda: TraceInstrument(stream),
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }

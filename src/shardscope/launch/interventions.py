@@ -22,6 +22,7 @@ from unittest import mock
 import numpy
 import torch
 from torch import nn
+from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.data_loading import describe_batches, watched_batches
 from shardscope._torch.tree import pytree_map
@@ -220,6 +221,11 @@ class VariedValues:
         """Follow on which ranks the results of an op are the same."""
         self.num_ops += 1
         self._tracker.note_op(op, args, kwargs, result)
+        if isinstance(result, torch.Tensor):
+            self._log.num_bytes += result.numel() * result.element_size()
+            count = flop_registry.get(op.overloadpacket)
+            if count is not None:
+                self._log.num_flops += count(*args, **kwargs, out_val=result)
 
     def choose(self, what: str, tensor: torch.Tensor, value: Any) -> Any:
         """The value that the program gets; False if it should select nothing."""

@@ -76,7 +76,8 @@ class Left(Struct, frozen=True, tag=True):
 
 
 Message = Joined | Members | Arrival | Waiting | StepEnded | Left
-_MIN_STEPS = 3
+MIN_STEPS = 3
+"""How many steps a program takes before it is ended because it has run enough ops."""
 _MAX_OPS = 20_000  # that a rank dispatches until it is asked to end, after its first steps
 
 
@@ -263,7 +264,7 @@ class Coordinator:
         """The first rank to end a step decides whether it is the last, so that all take as many."""
         if step > self._num_steps:
             self._num_steps = step
-            if step >= _MIN_STEPS and num_ops >= _MAX_OPS and self._last_step is None:
+            if step >= MIN_STEPS and num_ops >= _MAX_OPS and self._last_step is None:
                 self._last_step = step
         is_last = self._last_step is not None and step >= self._last_step
         thread.answer(_STOP if is_last or self._outcome is not None else _GO)

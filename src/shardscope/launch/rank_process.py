@@ -169,6 +169,7 @@ class ProgramRun:
             folder=mail,
             lockstep=Lockstep(address, self._job.rank) if address else None,
             log=self._make_log(),
+            max_ops=self._request.max_ops,
         )
 
     def _make_log(self) -> DecisionLog | None:

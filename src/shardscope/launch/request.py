@@ -40,8 +40,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     jobs are all ranks of the cluster and run at once, on data. `lockstep` is the address of the
     coordinator to which ranks announce their collectives; they do not if it is empty. `changes` is
     what is changed where the program decides; if it is None, decisions are not noted. `hearsay` is
-    what others give to the collectives of a rank, by rank. With `skips_checkpoints`, no checkpoint
-    is written, not even to `scratch`.
+    what others give to the collectives of a rank, by rank. After `max_ops` ops, if not 0, the
+    program is ended. With `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     lockstep: str = ""
     changes: tuple[Change, ...] | None = None
     hearsay: dict[int, tuple[Hearsay, ...]] = {}
+    max_ops: int = 0
     skips_checkpoints: bool = False
 
 
