@@ -133,7 +133,8 @@ class _Check:
             variations=tuple(self._tried),
         )
         run = replace(recording.run, instruments=("check",))
-        return replace(recording, run=run, findings=tuple(self._findings), checks=(check_record,))
+        gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
+        return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
     def _add(self, run: RanksRun, variation: PlannedVariation | None) -> None:
         assert run.recording is not None
