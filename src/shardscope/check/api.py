@@ -10,7 +10,7 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.check.findings import explain_divergence, explain_shift
+from shardscope.check.findings import differ_in_size_only, explain_divergence, explain_shift
 from shardscope.check.roles import FEW_RANKS
 from shardscope.check.runs import JobRunner, LockstepRanks, RanksRun
 from shardscope.check.shifts import find_shift
@@ -36,7 +36,7 @@ from shardscope.record import (
 _PREFIX = "shardscope-check-"
 _MAX_STEPS = 50
 _MAX_FLOPS, _MAX_BYTES = 4e9, 4e9  # of a step of all ranks that are run with data
-_MAX_RUNS = 12
+_MAX_RUNS = 24
 _MAX_FINDINGS = 5
 
 
@@ -107,6 +107,15 @@ def _choose_ranks(runner: JobRunner, data: bool | None) -> LockstepRanks | Simul
     return LockstepRanks(runner) if is_small and runner.num_ranks <= FEW_RANKS else simulated
 
 
+def _list_made(run: RanksRun) -> dict[int, int]:
+    """The changes that were made, with how many collectives had been issued before, at least."""
+    made: dict[int, int] = {}
+    for rank in run.decisions.values():
+        for index, num_calls in rank.changed.items():
+            made[index] = min(num_calls, made.get(index, num_calls))
+    return made
+
+
 @final
 class _Check:
     def __init__(self, ranks: LockstepRanks | SimulatedRanks, cluster: Cluster) -> None:
@@ -121,7 +130,7 @@ class _Check:
         if first.failure is not None or recording is None:
             raise LaunchError(first.failure or "The program has left no recording.")
         if first.has_diverged:
-            self._add(first, None)
+            self._add(explain_divergence(recording, None))
         else:
             self._vary(first)
         check_record = Check(
@@ -136,10 +145,10 @@ class _Check:
         gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
-    def _add(self, run: RanksRun, variation: PlannedVariation | None) -> None:
-        assert run.recording is not None
-        finding = explain_divergence(run.recording, variation)
-        if finding is not None:
+    def _add(self, finding: Finding) -> None:
+        """Add a finding, unless one names the same line for the same reason."""
+        known = {(f.source, f.remedy, f.subject) for f in self._findings}
+        if (finding.source, finding.remedy, finding.subject) not in known:
             self._findings.append(finding)
 
     def _vary(self, first: RanksRun) -> None:
@@ -147,44 +156,69 @@ class _Check:
         plan = Plan(first.decisions)
         waiting = list(plan.list_variations())
         for _ in range(_MAX_RUNS):
-            chosen, changes = schedule(waiting, plan, first.num_steps)
+            chosen, changes = schedule(waiting, plan)
             if not chosen or len(self._findings) >= _MAX_FINDINGS:
                 break
-            run = self._ranks.run(changes)
-            reached = self._judge(first, run, chosen, changes)
-            waiting = [variation for variation in waiting if variation not in chosen[:reached]]
+            tried = self._try(first, chosen, changes)
+            waiting = [variation for variation in waiting if variation not in tried]
         for variation in waiting:
             self._note(variation, CheckOutcome.NOT_TRIED, "")
 
-    def _judge(
-        self,
-        first: RanksRun,
-        run: RanksRun,
-        chosen: Sequence[PlannedVariation],
-        changes: Sequence[Change],
-    ) -> int:
-        """Note what came of the variations of a run; returns how many it has tried."""
-        last = run.last_change
-        if last is None:
+    def _try(
+        self, first: RanksRun, chosen: Sequence[PlannedVariation], changes: Sequence[Change]
+    ) -> list[PlannedVariation]:
+        """Run the ranks with changes; returns the variations of which the outcome is known."""
+        run = self._ranks.run(changes)
+        made = sorted(_list_made(run), key=lambda index: (_list_made(run)[index], index))
+        if not made:
             for variation in chosen:
                 self._note(variation, CheckOutcome.NOT_TRIED, run.failure or "not reached")
-            return len(chosen)
-        for index in range(last + 1):
-            variation, change = chosen[index], changes[index]
-            shift = find_shift(first.decisions, run.decisions, run.recording, change)
-            is_last = index == last
-            if shift is not None:
-                self._findings.append(explain_shift(shift, variation))
-                self._note(variation, CheckOutcome.DIVERGED, "")
-                return index + 1
-            if is_last and run.has_diverged:
-                self._add(run, variation)
-                self._note(variation, CheckOutcome.DIVERGED, "")
-            elif is_last and run.failure is not None:
+            return list(chosen)
+        cause = self._find_cause(first, run, changes, made)
+        tried = made if cause is None else made[: made.index(cause[0]) + 1]
+        for index in tried:
+            variation = chosen[index]
+            if cause is not None and index == cause[0]:
+                finding = self._explain(cause[1], first, variation, changes[index])
+                outcome = CheckOutcome.SAME if finding is None else CheckOutcome.DIVERGED
+                self._note(variation, outcome, "" if finding else "sizes differ")
+                if finding is not None:
+                    self._add(finding)
+            elif run.failure is not None and index == made[-1]:
                 self._note(variation, CheckOutcome.RAISED, run.failure)
             else:
                 self._note(variation, CheckOutcome.SAME, "")
-        return last + 1
+        return [chosen[index] for index in tried]
+
+    def _find_cause(
+        self, first: RanksRun, run: RanksRun, changes: Sequence[Change], made: Sequence[int]
+    ) -> tuple[int, RanksRun] | None:
+        """The change after which ranks have diverged, and a run that shows it; None if none did."""
+        for index in made:
+            if find_shift(first.decisions, run.decisions, run.recording, changes[index]):
+                return index, run
+        if not run.has_diverged:
+            return None
+        if len(made) == 1:
+            return made[0], run
+        for index in reversed(made):
+            single = self._ranks.run([changes[index]])
+            shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
+            if single.has_diverged or shift is not None:
+                return index, single
+        return made[-1], run
+
+    def _explain(
+        self, run: RanksRun, first: RanksRun, variation: PlannedVariation, change: Change
+    ) -> Finding | None:
+        """The finding about ranks that have diverged; None if only sizes differ, as they may."""
+        shift = find_shift(first.decisions, run.decisions, run.recording, change)
+        if shift is not None:
+            return explain_shift(shift, variation)
+        assert run.recording is not None
+        if variation.is_of_lengths and differ_in_size_only(run.recording):
+            return None
+        return explain_divergence(run.recording, variation)
 
     def _note(self, variation: PlannedVariation, outcome: CheckOutcome, detail: str) -> None:
         self._tried.append(

@@ -2,67 +2,183 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
+from shardscope.check.remedies import suggest_remedy
 from shardscope.check.shifts import Shift
 from shardscope.check.variations import PlannedVariation
-from shardscope.hang import RANK_MISMATCH, RULES, describe_call, match_ranks, name_ranks
-from shardscope.launch.decisions import ChangeKind, SiteKind
+from shardscope.hang import P2P_KINDS, describe_call, find_divergences, name_ranks
 from shardscope.record import (
+    Collective,
     Finding,
     Recording,
     Severity,
+    compress_ranks,
+    intersect_ranks,
 )
 
-_K, _S = ChangeKind, SiteKind
-_AGREE = (
-    "Let all ranks decide the same: all-reduce the flag (dist.all_reduce with MAX) before the "
-    "branch, or issue the same collectives in both branches."
-)
+DIVERGENCE = "divergence"
+POSSIBLE_DIVERGENCE = "possible-divergence"
+_MAX_SIDES = 4
 
 
-def explain_divergence(recording: Recording, variation: PlannedVariation | None) -> Finding | None:
+@final
+@dataclass(frozen=True)
+class Side:
+    """Ranks that are at the same place: in a call, or, if it is None, at their end."""
+
+    ranks: tuple[int, ...]
+    call: Collective | None
+    position: int | None = None  # among the collectives of the call's group
+
+
+def explain_divergence(recording: Recording, variation: PlannedVariation | None) -> Finding:
     """The finding about ranks that have diverged, under the variation that came before it."""
-    findings = [finding for finding in match_ranks(recording) if finding.rule in RULES]
-    if not findings:
-        return None
-    finding = findings[0]
-    remedy = _suggest_remedy(finding, recording, variation)
-    if variation is None:
-        return replace(finding, remedy=remedy, severity=Severity.ERROR)
-    return replace(
-        finding,
-        severity=Severity.WARNING,
-        fact=f"if {variation.condition}, {finding.fact}",
-        remedy=remedy,
-        source=variation.source or finding.source,
-    )
+    divergences = find_divergences(recording)
+    if divergences:
+        divergence = divergences[0]
+        sides = _list_sides(recording, divergence.group, divergence.position)
+        fact = f"at position {divergence.position} of group {divergence.group}, "
+        fact += ", and ".join(map(_describe_issuers, sides[:_MAX_SIDES]))
+        subject = f"group {divergence.group}"
+    else:
+        sides = _list_last_calls(recording)
+        fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
+        subject = name_ranks(rank for side in sides for rank in side.ranks)
+    return _make_finding(sides, fact, subject, variation)
+
+
+def differ_in_size_only(recording: Recording) -> bool:
+    """Whether the ranks of a group issue the same collectives, on tensors of other sizes."""
+    divergences = find_divergences(recording)
+    if not divergences:
+        return False
+    sides = _list_sides(recording, divergences[0].group, divergences[0].position)
+    places = {(side.call.kind, side.call.source) for side in sides if side.call is not None}
+    return len(places) == 1 and all(side.call is not None for side in sides)
 
 
 def explain_shift(shift: Shift, variation: PlannedVariation) -> Finding:
     """The finding about ranks that skip collectives, or issue more, and go on."""
     ranks, count = name_ranks(shift.ranks), abs(shift.num_calls)
+    is_single = len(shift.ranks) == 1
     number = "a collective" if count == 1 else f"{count:,} collectives"
+    if shift.num_calls < 0:
+        words = f"{'skips' if is_single else 'skip'} {number} that the other ranks issue"
+    else:
+        words = f"{'issues' if is_single else 'issue'} {number} more than the other ranks"
     first = "" if shift.call is None else f", the first {describe_call(shift.call)}"
-    verb = (
-        ("skips" if len(shift.ranks) == 1 else "skip")
-        if shift.num_calls < 0
-        else ("issues" if len(shift.ranks) == 1 else "issue")
+    fact = (
+        f"{ranks} {words}{first}; what {'it issues' if is_single else 'they issue'} later is taken "
+        "for these, and in the end ranks wait forever"
     )
-    more = "that the other ranks issue" if shift.num_calls < 0 else "more than the other ranks"
+    sides = [Side(shift.ranks, None), Side((), shift.call)]
+    return _make_finding(sides, fact, ranks, variation)
+
+
+def _make_finding(
+    sides: Sequence[Side], fact: str, subject: str, variation: PlannedVariation | None
+) -> Finding:
+    first = sides[0]
+    source = next((side.call.source for side in sides if side.call and side.call.source), None)
+    calls = [side.call for side in sides if side.call is not None]
+    has_ended = any(side.call is None for side in sides)
+    remedy = suggest_remedy(calls, variation, has_ended=has_ended)
+    if variation is None:
+        return Finding(
+            rule=DIVERGENCE,
+            severity=Severity.ERROR,
+            subject=subject,
+            fact=fact,
+            remedy=remedy,
+            rank=first.ranks[0] if first.ranks else None,
+            source=(first.call.source if first.call else None) or source,
+        )
     return Finding(
-        rule=RANK_MISMATCH,
+        rule=POSSIBLE_DIVERGENCE,
         severity=Severity.WARNING,
-        subject=ranks,
-        fact=f"if {variation.condition}, {ranks} {verb} {number} {more}{first}; later collectives "
-        "are taken for these, and at the end ranks wait forever",
-        remedy=_AGREE,
-        rank=shift.ranks[0],
-        source=variation.source,
+        subject=subject,
+        fact=f"if {variation.condition}: {fact}",
+        remedy=remedy,
+        rank=variation.ranks[0],
+        source=variation.source or source,
     )
 
 
-def _suggest_remedy(
-    finding: Finding, recording: Recording, variation: PlannedVariation | None
-) -> str:
-    return finding.remedy
+def _list_sides(recording: Recording, group: str, position: int) -> list[Side]:
+    """What each rank of a group issues at a position, ranks with the same together, few first."""
+    ranks: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    calls: dict[tuple[object, ...], Collective | None] = {}
+    members = _list_members(recording, group)
+    for rank in members:
+        own = [
+            call
+            for call in recording.collectives
+            if call.rank == rank and call.group == group and call.kind not in P2P_KINDS
+        ]
+        own.sort(key=lambda call: call.group_order)
+        call = own[position] if position < len(own) else None
+        if call is None and any(stop.rank == rank for stop in recording.stops):
+            continue  # it was ended before
+        key = _place_of(call)
+        ranks[key].append(rank)
+        calls.setdefault(key, call)
+    sides = [Side(tuple(ranks[key]), calls[key], position) for key in ranks]
+    return sorted(sides, key=lambda side: len(side.ranks))
+
+
+def _list_last_calls(recording: Recording) -> list[Side]:
+    """The call that each rank waits in, ranks in the same call together, few first."""
+    last: dict[int, Collective] = {}
+    counts: defaultdict[tuple[int, str], int] = defaultdict(int)
+    for call in sorted(recording.collectives, key=lambda call: call.order):
+        last[call.rank] = call
+        counts[call.rank, call.group] += call.kind not in P2P_KINDS
+    ranks: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    stopped = {stop.rank for stop in recording.stops}
+    for rank in sorted(last):
+        ranks[_place_of(last[rank] if rank in stopped else None)].append(rank)
+    sides = []
+    for key, members in ranks.items():
+        call: Collective | None = last[members[0]] if key else None
+        position = None
+        if call is not None and call.kind not in P2P_KINDS:
+            position = counts[members[0], call.group] - 1
+        sides.append(Side(tuple(members), call, position))
+    return sorted(sides, key=lambda side: len(side.ranks))
+
+
+def _place_of(call: Collective | None) -> tuple[object, ...]:
+    if call is None:
+        return ()
+    line = None if call.source is None else (call.source.file, call.source.line)
+    size = max(call.input_bytes, call.output_bytes)
+    return (call.kind, call.group, call.dtype, call.reduce_op, size, call.owner, line)
+
+
+def _list_members(recording: Recording, group: str) -> list[int]:
+    members = {call.rank for call in recording.collectives if call.group == group}
+    recorded = {call.rank for call in recording.collectives}
+    for known in recording.groups:
+        if known.name == group:
+            members |= {*intersect_ranks(known.ranks, compress_ranks(recorded))}
+    return sorted(members)
+
+
+def _describe_issuers(side: Side) -> str:
+    verb = "issues" if len(side.ranks) == 1 else "issue"
+    what = "nothing more" if side.call is None else describe_call(side.call)
+    return f"{name_ranks(side.ranks)} {verb} {what}"
+
+
+def _describe_waiters(side: Side) -> str:
+    is_single = len(side.ranks) == 1
+    if side.call is None:
+        return f"{name_ranks(side.ranks)} {'has' if is_single else 'have'} ended"
+    place = "" if side.position is None else f" at position {side.position}"
+    verb = "waits" if is_single else "wait"
+    call = describe_call(side.call)
+    return f"{name_ranks(side.ranks)} {verb} in {call}{place} of group {side.call.group}"

@@ -12,11 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope._torch.process_groups.posts import Hearsay
+from shardscope.hang import match_ranks
 from shardscope.launch.api import RunResult, join_jobs
 from shardscope.launch.calls import CALLS
 from shardscope.launch.decisions import DECISIONS, Change, Decisions
 from shardscope.launch.lockstep import OUTCOME, Outcome
-from shardscope.launch.request import Job, JobEnded, Request
+from shardscope.launch.request import Job, JobEnded, Reason, Request
 from shardscope.launch.warm_process import OnEvent, WarmProcess
 from shardscope.record import Recording
 
@@ -124,11 +125,14 @@ class LockstepRanks:
             outcome = msgspec.json.decode(path.read_bytes(), type=Outcome)
         decisions = read_decisions(scratch, ended)
         has_diverged = outcome.reason in ("mismatch", "stuck")
+        recording = join_jobs(str(scratch), ended)
         failure = None
-        if outcome.reason == "failed":
-            failure = outcome.failure or explain_failures(ended) or "a process died"
+        if any(job.reason is Reason.WAITED for job in ended) and recording is not None:
+            has_diverged = bool(match_ranks(recording))
+        if outcome.reason == "failed" and not has_diverged:
+            failure = explain_failures(ended) or outcome.failure or "a process died"
         return RanksRun(
-            join_jobs(str(scratch), ended),
+            recording,
             decisions,
             has_diverged,
             max((index for rank in decisions.values() for index in rank.changed), default=None),

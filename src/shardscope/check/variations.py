@@ -1,15 +1,15 @@
 """What to change where a program decides, and on which ranks.
 
-`plan_variations` reads the decisions of a run without changes. A rank's own data may make it decide
-otherwise than the others: each such decision is changed on one rank, together with the ranks that
-have the same data, or get the value from the same collective.
+`Plan` reads the decisions of a run without changes. A rank's own data may make it decide otherwise
+than the others: each such decision is changed on one rank, together with the ranks that have the
+same data, or that get the value from the same collective.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,37 +18,58 @@ from shardscope.launch.decisions import Change, ChangeKind, Decisions, Pass, Sit
 from shardscope.record import Source
 
 _MAX_ENTRIES = 8  # of a batch that are left out, one after the other
-_K = ChangeKind
+_K, _S = ChangeKind, SiteKind
 # After these a run is not what it was: they come last in it.
-_LASTING = {_K.NAN, _K.END, _K.LATER, _K.RAISED, _K.DELIVERED}
+_LASTING = {_K.NAN, _K.END, _K.LATER, _K.RAISED, _K.DELIVERED, _K.WITHOUT}
 _VALUES = {"bool": (_K.OPPOSITE,), "int": (_K.OPPOSITE,), "float": (_K.NAN, _K.LARGE, _K.ZERO)}
+_LENGTHS = {_K.SHORTER, _K.LONGER, _K.FEWER_ROWS, _K.NO_ROWS}
 
 
 @final
 @dataclass(frozen=True)
 class PlannedVariation:
-    """A change, at whichever pass of its site comes next, and the words that follow "if"."""
+    """A change, at whichever pass of its site comes next, and the words that follow "if".
+
+    With `is_repeated`, it is made at all passes of an iteration.
+    """
 
     site: Site
     kind: ChangeKind
     ranks: tuple[int, ...]
     condition: str
     detail: str = ""
+    is_repeated: bool = False
 
     @property
     def is_lasting(self) -> bool:
         """Whether what follows in the run is changed too."""
-        return self.kind in _LASTING and self.site.kind is not SiteKind.VALUE
+        return self.kind in _LASTING and self.site.kind is not _S.VALUE
+
+    @property
+    def is_of_lengths(self) -> bool:
+        """Whether it changes how many samples there are, or how long they are."""
+        return self.kind in _LENGTHS and self.site.kind in (_S.BATCH, _S.INPUT)
+
+    @property
+    def group(self) -> tuple[ChangeKind, tuple[int, ...]] | None:
+        """What variations have in common that can be tried together; None if this one cannot."""
+        is_number = self.site.kind is _S.VALUE and self.kind is not _K.OPPOSITE
+        return (self.kind, self.ranks) if is_number else None
 
     @property
     def source(self) -> Source | None:
         """The line of the site."""
         return self.site.source
 
-    def at(self, number: int) -> Change:
-        """The change at a pass of the site."""
+    def at(self, passed: Pass) -> Change:
+        """The change at a pass of the site, or at all of its iteration."""
         return Change(
-            site=self.site, number=number, kind=self.kind, ranks=self.ranks, detail=self.detail
+            site=self.site,
+            number=passed.number,
+            kind=self.kind,
+            ranks=self.ranks,
+            detail=self.detail,
+            is_repeated=self.is_repeated,
         )
 
 
@@ -62,25 +83,48 @@ class Plan:
         for rank, own in decisions.items():
             for passed in own.passes:
                 self._passes[own.sites[passed.site]][rank].append(passed)
-        self._has_batches = any(site.kind is SiteKind.BATCH for site in self._passes)
+        self._has_batches = any(site.kind is _S.BATCH for site in self._passes)
 
     def list_variations(self) -> Iterator[PlannedVariation]:
-        """All variations, those of values first."""
+        """All variations."""
         for site, by_rank in self._passes.items():
             rank = max(by_rank)  # rank 0 often does more than others
-            for kind, detail, condition in self._list_changes(site, by_rank[rank], by_rank):
-                ranks = self._find_ranks(site, by_rank[rank], rank)
-                if ranks:
-                    words = condition.format(ranks=name_ranks(ranks))
-                    yield PlannedVariation(site, kind, ranks, words, detail)
+            passes = by_rank[rank]
+            ranks = self._find_ranks(site, passes, rank)
+            if not ranks:
+                continue
+            for kind, detail, condition in self._list_changes(site, passes, by_rank):
+                words = condition.format(ranks=name_ranks(ranks), s="s" * (len(ranks) == 1))
+                yield PlannedVariation(site, kind, ranks, words, detail)
+                if site.kind in (_S.VALUE, _S.ROWS) and _is_repeated(passes):
+                    words = f"{words}, each time in a step"
+                    yield PlannedVariation(site, kind, ranks, words, detail, is_repeated=True)
 
-    def find_pass(self, variation: PlannedVariation, first_step: int) -> Pass | None:
-        """The first pass of a variation's site in this step or later; None if there is none."""
+    def find_pass(self, variation: PlannedVariation, first: int) -> Pass | None:
+        """The first pass of a variation's site in this iteration or later; None if there is none.
+
+        One that is followed by another pass is preferred: up to there, what follows is compared.
+        """
         passes = self._passes[variation.site][variation.ranks[-1]]
-        later = [passed for passed in passes if passed.step >= first_step]
-        # What follows is compared up to the next pass, in a later step.
-        followed = (p for p, after in itertools.pairwise(later) if after.step > p.step)
+        later = [passed for passed in passes if passed.iteration >= first]
+        if variation.is_repeated:
+            return next(iter(later), None)
+        followed = (p for p, after in itertools.pairwise(later) if after.iteration > p.iteration)
         return next(followed, next(iter(later), None))
+
+    def is_early(self, variation: PlannedVariation) -> bool:
+        """Whether the program comes to the site before its first iteration only."""
+        passes = self._passes[variation.site][variation.ranks[-1]]
+        return all(passed.iteration == 0 for passed in passes)
+
+    @property
+    def num_iterations(self) -> int:
+        """How many iterations all ranks have begun."""
+        counts = (
+            max((passed.iteration for passed in own.passes), default=0)
+            for own in self._decisions.values()
+        )
+        return min(counts, default=0) + 1
 
     def _list_changes(
         self, site: Site, passes: Sequence[Pass], by_rank: Mapping[int, Sequence[Pass]]
@@ -89,45 +133,41 @@ class Plan:
         first, place = passes[0], site.place
         is_handled = any(passed.is_handled for passed in passes)
         match site.kind:
-            case SiteKind.VALUE:
+            case _S.VALUE:
                 for kind in _VALUES.get(first.dtype, ()):
-                    yield (
-                        kind,
-                        "",
-                        f"{site.what} at {place} is {_name_value(kind, first)} on {{ranks}}",
-                    )
-            case SiteKind.ROWS:
+                    value = _name_value(kind, first)
+                    yield kind, "", f"{site.what} at {place} is {value} on {{ranks}}"
+            case _S.ROWS:
                 yield _K.NO_ROWS, "", f"{site.what} at {place} selects nothing on {{ranks}}"
-            case SiteKind.BATCH:
+            case _S.BATCH:
                 yield from _list_batch_changes(site, passes)
-            case SiteKind.INPUT if not self._has_batches:
+            case _S.INPUT if not self._has_batches:
                 yield _K.SAME_ROWS, "", "all samples of {ranks} are the same"
                 yield _K.NAN, "", "the batch of {ranks} contains NaN"
-            case SiteKind.CLOCK:
-                yield (
-                    _K.LATER,
-                    "",
-                    f"the clock of {{ranks}} is ahead of that of the others ({place})",
-                )
-            case SiteKind.SIGNAL:
-                yield _K.DELIVERED, "", f"{{ranks}} alone gets {site.what}"
-            case SiteKind.FILE if is_handled:
+            case _S.CLOCK:
+                yield _K.LATER, "", f"the clock of {{ranks}} is ahead of the others' ({place})"
+            case _S.SIGNAL:
+                yield _K.DELIVERED, "", f"only {{ranks}} get{{s}} {site.what}"
+            case _S.FILE if is_handled:
                 yield _K.RAISED, "", f"{site.what} fails on {{ranks}} ({place})"
-            case SiteKind.SEED if _differs(by_rank):
-                yield _K.OTHER, "", f"{{ranks}} draws other random numbers ({site.what} at {place})"
-            case SiteKind.OVERFLOW:
+            case _S.EXISTS:
+                answer = "does not exist" if first.value else "exists"
+                yield _K.OPPOSITE, "", f"the file of {site.what} {answer} on {{ranks}} ({place})"
+            case _S.SEED if _differs(by_rank):
+                yield _K.OTHER, "", f"{{ranks}} draw{{s}} other random numbers ({place})"
+            case _S.OVERFLOW:
                 yield _K.OPPOSITE, "", "gradients overflow on {ranks}, whose step is skipped"
-        if site.kind is SiteKind.INPUT and is_handled:
-            yield _K.RAISED, "", "{ranks} runs out of memory in the call of the model"
+        if site.kind is _S.INPUT and is_handled:
+            yield _K.RAISED, "", "{ranks} run{s} out of memory in the call of the model"
 
     def _find_ranks(self, site: Site, passes: Sequence[Pass], rank: int) -> tuple[int, ...]:
         """The ranks that see what `rank` sees; none if it sees nothing of its own."""
-        if site.kind in (SiteKind.VALUE, SiteKind.ROWS, SiteKind.OVERFLOW):
+        if site.kind in (_S.VALUE, _S.ROWS, _S.OVERFLOW):
             if any(passed.ranks is None for passed in passes):
                 return ()
             sharing = [(passed.ranks or (rank,), passed.sources) for passed in passes]
             members, sources = min(sharing, key=lambda pair: len(pair[0]))
-        elif site.kind in (SiteKind.BATCH, SiteKind.INPUT):
+        elif site.kind in (_S.BATCH, _S.INPUT):
             members, sources = (rank,), ("data", "random")
         else:
             return (rank,)
@@ -155,16 +195,25 @@ def _has_same(first: Decisions, second: Decisions, source: str) -> bool:
 def _list_batch_changes(
     site: Site, passes: Sequence[Pass]
 ) -> Iterator[tuple[ChangeKind, str, str]]:
-    entries = list(dict.fromkeys(entry for passed in passes for entry in passed.detail))
-    for entry in entries[:_MAX_ENTRIES]:
-        yield _K.WITHOUT, entry, f"the batch of {{ranks}} has no entry {entry!r} ({site.place})"
-    yield _K.SAME_ROWS, "", f"all samples in the batch of {{ranks}} are the same ({site.place})"
-    yield _K.NO_ROWS, "", f"the batch of {{ranks}} is empty ({site.place})"
-    yield _K.NAN, "", f"the batch of {{ranks}} contains NaN ({site.place})"
-    if "iterable" in site.what:
-        yield _K.END, "", f"the data of {{ranks}} ends earlier ({site.place})"
+    where = f"({site.place})"
+    yield _K.SHORTER, "", f"the sequences of {{ranks}} are shorter {where}"
+    yield _K.LONGER, "", f"the sequences of {{ranks}} are longer {where}"
+    yield _K.FEWER_ROWS, "", f"the batch of {{ranks}} has fewer samples {where}"
+    yield _K.SAME_ROWS, "", f"all samples in the batch of {{ranks}} are the same {where}"
+    yield _K.NO_ROWS, "", f"the batch of {{ranks}} is empty {where}"
+    entries = dict.fromkeys(entry for passed in passes for entry in passed.detail)
+    for entry in itertools.islice(entries, _MAX_ENTRIES):
+        yield _K.WITHOUT, entry, f"the batch of {{ranks}} has no {entry} {where}"
+    yield _K.NAN, "", f"the batch of {{ranks}} contains NaN {where}"
+    if "iterable" in site.what:  # others have as many batches as they say
+        yield _K.END, "", f"the data of {{ranks}} ends earlier {where}"
     if any(passed.is_handled for passed in passes):
-        yield _K.RAISED, "", f"a sample of {{ranks}} cannot be read ({site.place})"
+        yield _K.RAISED, "", f"a sample of {{ranks}} cannot be read {where}"
+
+
+def _is_repeated(passes: Iterable[Pass]) -> bool:
+    """Whether a rank comes to a site several times in an iteration."""
+    return any(first.iteration == second.iteration for first, second in itertools.pairwise(passes))
 
 
 def _name_value(kind: ChangeKind, passed: Pass) -> str:
@@ -181,19 +230,30 @@ def _differs(by_rank: Mapping[int, Sequence[Pass]]) -> bool:
 
 
 def schedule(
-    variations: Sequence[PlannedVariation], plan: Plan, num_steps: int
+    variations: Sequence[PlannedVariation], plan: Plan
 ) -> tuple[list[PlannedVariation], list[Change]]:
-    """As many variations as one run can try, each in a step of its own, with their changes."""
+    """As many variations as one run can try, with their changes, in the order in which it does.
+
+    Each has an iteration of its own, apart from numbers that are read. What a program does before
+    its first iteration is varied alone.
+    """
+    early = next(filter(plan.is_early, variations), None)
+    if early is not None and plan.num_iterations > 1:
+        passed = plan.find_pass(early, 0)
+        return ([], []) if passed is None else ([early], [early.at(passed)])
     chosen: list[PlannedVariation] = []
     changes: list[Change] = []
-    step = min(1, num_steps - 1)
-    for variation in sorted(variations, key=lambda v: v.is_lasting):
-        passed = plan.find_pass(variation, 0 if variation.site.kind is SiteKind.SEED else step)
+    iteration, group = min(1, plan.num_iterations - 1), None
+    last: Pass | None = None
+    for variation in sorted(variations, key=lambda v: (v.is_lasting, str(v.group))):
+        is_together = group is not None and variation.group == group and last is not None
+        passed = plan.find_pass(variation, last.iteration if is_together and last else iteration)
         if passed is None:
             continue
         chosen.append(variation)
-        changes.append(variation.at(passed.number))
-        step = max(step, passed.step + 1)
+        changes.append(variation.at(passed))
+        group, last = variation.group, passed
+        iteration = max(iteration, passed.iteration + 1)
         if variation.is_lasting:
             break
     return chosen, changes

@@ -13,6 +13,7 @@ from torch import nn
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
+from shardscope._torch.collectives.transfers import awaited_transfers
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import is_fake
 from shardscope._torch.module_calls import replaced_outermost_calls
@@ -31,6 +32,7 @@ from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
 _MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
+_DIVERGED = "the ranks do not issue the same collectives"
 CALLS = "calls"
 """The name of the instrument."""
 
@@ -73,6 +75,9 @@ class CallsInstrument(Instrument):
         self._trace = trace(stream=self._stream, force=True)
         self._stack.enter_context(self._trace)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
+        if self._lockstep is not None:
+            transfers = awaited_transfers(lambda: self._num_announced, self._wait_for)
+            self._stack.enter_context(transfers)
         if self._log is not None:
             self._vary(self._log)
 
@@ -124,7 +129,12 @@ class CallsInstrument(Instrument):
         for call in calls:
             tag = int(event.argument("tag") or 0)
             if not self._lockstep.arrive(call, waits=_waits(call, event), tag=tag):
-                raise RanksDiverged("the ranks do not issue the same collectives")
+                raise RanksDiverged(_DIVERGED)
+
+    def _wait_for(self, order: int) -> None:
+        """Wait for the send or receive that was issued as this number."""
+        if self._lockstep is not None and not self._lockstep.wait(order):
+            raise RanksDiverged(_DIVERGED)
 
     def amend(self, event: CollectiveEvent, result: Any) -> Any:
         """Follow which ranks have the same after a collective."""

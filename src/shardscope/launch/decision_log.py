@@ -47,6 +47,7 @@ class DecisionLog:
         self.rank = rank
         self.hearsay = tuple(hearsay)
         self.step = 0
+        self._num_inputs = 0
         self.num_flops = self.num_bytes = 0
         self.count_calls: Callable[[], int] = lambda: 0
         self.known: KnownValues | None = None  # of a rank that runs without the others
@@ -58,6 +59,7 @@ class DecisionLog:
         self._sources = {kind: hashlib.blake2b(digest_size=8) for kind in ("data", "random")}
         self._hashes: dict[str, list[str]] = {kind: [] for kind in self._sources}
         self._changed: dict[int, int] = {}
+        self._iterations: dict[int, int] = {}  # in which changes were made, by position
 
     def visit(
         self,
@@ -79,19 +81,35 @@ class DecisionLog:
             self._counts.append(0)
         number = self._counts[index]
         self._counts[index] += 1
-        num_calls = self.count_calls()
+        num_calls, iteration = self.count_calls(), max(self._num_inputs, self.step)
         if len(self._passes) < _MAX_PASSES:
-            same = None if ranks is None else tuple(sorted(ranks))
-            self._passes.append(
-                Pass(
-                    index, number, num_calls, self.step, value, dtype, same, tuple(sorted(sources)),
-                    is_handled, detail,
-                )
-            )  # fmt: skip
+            passed = Pass(
+                index,
+                number,
+                num_calls,
+                iteration,
+                value,
+                dtype,
+                None if ranks is None else tuple(sorted(ranks)),
+                tuple(sorted(sources)),
+                is_handled,
+                detail,
+            )
+            self._passes.append(passed)
+        self._num_inputs += kind is SiteKind.INPUT
+        return self._find_change(site, number, num_calls, iteration)
+
+    def _find_change(
+        self, site: Site, number: int, num_calls: int, iteration: int
+    ) -> Change | None:
         for position, change in enumerate(self._changes):
-            is_here = change.site == site and change.number == number
-            if is_here and self.rank in change.ranks and position not in self._changed:
+            if change.site != site or self.rank not in change.ranks:
+                continue
+            if change.number == number:
                 self._changed[position] = num_calls
+                self._iterations[position] = iteration
+                return change
+            if change.is_repeated and self._iterations.get(position) == iteration:
                 return change
         return None
 

@@ -28,6 +28,7 @@ class SiteKind(StrEnum):
     CLOCK = "clock"  # asks for the time
     SIGNAL = "signal"  # handles a signal
     FILE = "file"  # opens a file to read it
+    EXISTS = "exists"  # asks whether a file exists
     SEED = "seed"  # seeds a random number generator
     OVERFLOW = "overflow"  # a gradient scaler steps an optimizer
 
@@ -42,6 +43,8 @@ class ChangeKind(StrEnum):
     NO_ROWS = "no_rows"
     FEWER_ROWS = "fewer_rows"  # one less
     SAME_ROWS = "same_rows"  # all rows are the first
+    SHORTER = "shorter"  # sequences
+    LONGER = "longer"
     WITHOUT = "without"  # an entry of the batch
     END = "end"  # of the data
     LATER = "later"  # than it is, from then on
@@ -74,7 +77,7 @@ class Pass(Struct, frozen=True):
     site: int
     number: int  # of the site's passes
     num_calls: int
-    step: int
+    iteration: int  # how often the model was called before
     value: float | None = None
     dtype: str = ""
     ranks: tuple[int, ...] | None = None
@@ -84,13 +87,17 @@ class Pass(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What to change where `ranks` come to a site for the time `number`, counted from 0."""
+    """What to change where `ranks` come to a site for the time `number`, counted from 0.
+
+    With `is_repeated`, also at all further passes in the same iteration.
+    """
 
     site: Site
     number: int
     kind: ChangeKind
     ranks: tuple[int, ...]
     detail: str = ""
+    is_repeated: bool = False
 
 
 class Decisions(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import errno
 import functools
+import itertools
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.data_loading import describe_batches, watched_batches
-from shardscope._torch.tree import pytree_map
+from shardscope._torch.tree import leaves, pytree_map
 from shardscope._torch.value_sharing import SharingTracker
 from shardscope.launch.decision_log import (
     DecisionLog,
@@ -48,6 +49,7 @@ def varied_surroundings(log: DecisionLog) -> Iterator[None]:
         _seed_differently(log.rank)
         stack.enter_context(_varied_clocks(log))
         stack.enter_context(_varied_files(log))
+        stack.enter_context(_varied_existence(log))
         stack.enter_context(_varied_seeds(log))
         stack.enter_context(_varied_scalers(log))
         stack.enter_context(watched_batches(_VariedBatches(log).take))
@@ -105,6 +107,33 @@ def _varied_files(log: DecisionLog) -> Iterator[None]:
         return open_file(file, mode, *args, **kwargs)
 
     with mock.patch.object(builtins, "open", open_or_fail):
+        yield
+
+
+@contextmanager
+def _varied_existence(log: DecisionLog) -> Iterator[None]:
+    """Let a file exist for a rank that does not, or the reverse."""
+
+    def vary(ask: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(ask)
+        def exists(path: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = ask(path, *args, **kwargs)
+            if not is_of_program(sys._getframe(1)) or not isinstance(path, str | os.PathLike):
+                return answer
+            what = f"{ask.__name__}({Path(os.fspath(path)).name!r})"
+            change = log.visit(SiteKind.EXISTS, what, value=float(answer), dtype="bool")
+            return answer if change is None else not answer
+
+        return exists
+
+    with ExitStack() as stack:
+        for owner, names in (
+            (os.path, ("exists", "isfile", "isdir")),
+            (Path, ("exists", "is_file", "is_dir")),
+        ):
+            for name in names:
+                function = vary(getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, function))
         yield
 
 
@@ -171,9 +200,14 @@ class _VariedBatches:
 
 
 def list_entries(batch: Any) -> Iterator[str]:
-    """The names of the entries of a batch that is a mapping, other entries as `…: n rows`."""
+    """The entries of a batch that it might lack: keys, or positions of tensors after the first."""
     if isinstance(batch, Mapping):
-        yield from (str(key) for key in batch)
+        yield from (f"entry {key!r}" for key in batch)
+    elif isinstance(batch, tuple | list):
+        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        is_sequence = isinstance(batch, list) and len({t.dim() for t in tensors}) == 1
+        if not is_sequence or len(tensors) <= 3:
+            yield from (f"tensor {index}" for index in range(1, len(tensors)))
 
 
 def change_batch(batch: Any, change: Change) -> Any:
@@ -184,10 +218,52 @@ def change_batch(batch: Any, change: Change) -> Any:
         case ChangeKind.RAISED:
             raise OSError(errno.EIO, "a sample could not be read")
         case ChangeKind.WITHOUT:
-            entries = {key: value for key, value in batch.items() if str(key) != change.detail}
-            return type(batch)(entries) if type(batch) is not dict else entries
+            return _leave_out(batch, change.detail)
+        case ChangeKind.SHORTER | ChangeKind.LONGER:
+            return _change_lengths(batch, change.kind)
+        case ChangeKind.FEWER_ROWS if isinstance(batch, list) and len(batch) > 1:
+            return batch[: len(batch) // 2]
         case _:
             return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
+
+
+def _leave_out(batch: Any, entry: str) -> Any:
+    """The batch without an entry of `list_entries`: a key is missing, a tensor is None."""
+    if isinstance(batch, Mapping):
+        entries = {key: value for key, value in batch.items() if f"entry {key!r}" != entry}
+        return entries if type(batch) is dict else type(batch)(entries)  # type: ignore[call-arg]
+    numbers = itertools.count()
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return None if f"tensor {next(numbers)}" == entry else value
+
+    return pytree_map(keep, batch)
+
+
+def _change_lengths(batch: Any, kind: ChangeKind) -> Any:
+    """The batch with shorter or longer sequences: its tensors' last dim of indices.
+
+    That is the only dim of tensors in a list, and the second one of others.
+    """
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    dims = [tensor.dim() for tensor in tensors]
+    is_list = isinstance(batch, list) and dims and max(dims) == 1
+    lengths = {t.shape[0] if is_list else t.shape[1] for t in tensors if t.dim() > (not is_list)}
+
+    def change(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim in range(0 if is_list else 1, value.dim()):
+            length = value.shape[dim]
+            if length in lengths and length > 1 and not value.is_floating_point():
+                if kind is ChangeKind.SHORTER:
+                    return value.narrow(dim, 0, max(1, length // 4)).clone()
+                return torch.cat([value, value], dim)
+        return value
+
+    return pytree_map(change, batch)
 
 
 def _change_tensor(value: Any, kind: ChangeKind) -> Any:
@@ -202,7 +278,7 @@ def _change_tensor(value: Any, kind: ChangeKind) -> Any:
     if kind is ChangeKind.NO_ROWS:
         return value[:0]
     if kind is ChangeKind.FEWER_ROWS:
-        return value[:-1]
+        return value[: max(1, value.shape[0] // 2)]
     if kind is ChangeKind.SAME_ROWS:
         return value[:1].expand_as(value).clone()
     return value
@@ -265,7 +341,8 @@ class VariedCalls:
         self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """The result of an outermost call of a module, which is run by `call(*args, **kwargs)`."""
-        if not (module.training and torch.is_grad_enabled()):
+        is_training = module.training and torch.is_grad_enabled()
+        if not is_training or not any(p.requires_grad for p in module.parameters()):
             return call(*args, **kwargs)
         frame = sys._getframe(1)
         source = find_line(frame)

@@ -11,8 +11,8 @@ import os
 import selectors
 import socket
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import final
@@ -53,7 +53,7 @@ class Arrival(Struct, frozen=True, tag=True):
 
 
 class Waiting(Struct, frozen=True, tag=True):
-    """A rank waits for a receive that it has issued before, without waiting then."""
+    """A rank waits for a send or receive that it has issued before, without waiting then."""
 
     order: int
 
@@ -113,7 +113,7 @@ class Lockstep:
         return self._ask(Arrival(call, waits, tag))
 
     def wait(self, order: int) -> bool:
-        """Wait for the receive that was announced as this rank's collective number `order`."""
+        """Wait for the send or receive that was announced as this rank's collective `order`."""
         return self._ask(Waiting(order))
 
     def end_step(self, step: int, num_ops: int) -> bool:
@@ -240,7 +240,7 @@ class Coordinator:
             case Arrival() as arrival:
                 self._arrive(thread, arrival)
             case Waiting(order):
-                self._wait_for_receive(thread, order)
+                self._wait_for_transfer(thread, order)
             case StepEnded(step, num_ops):
                 self._end_step(thread, step, num_ops)
             case Left(failure, is_cut):
@@ -300,20 +300,16 @@ class Coordinator:
             self._check_progress()
 
     def _transfer(self, thread: _Thread, arrival: Arrival) -> None:
+        """Post a send or a receive; it is done when its counterpart is posted, too."""
         call = arrival.call
-        if call.kind is CollectiveKind.SEND:
-            self._transfers.send(call, arrival.tag)
-            thread.answer(_GO)
-            for waiting in self._transfers.list_ready():
-                waiting.answer(_GO)
-        elif self._transfers.receive(thread, call, arrival.tag) or not arrival.waits:
-            thread.answer(_GO)
+        for waiting in self._transfers.post(call, arrival.tag):
+            waiting.answer(_GO)
+        if arrival.waits:
+            self._wait_for_transfer(thread, call.order)
         else:
-            self._transfers.wait(thread, call)
-            thread.waits_in = call
-            self._check_progress()
+            thread.answer(_GO)
 
-    def _wait_for_receive(self, thread: _Thread, order: int) -> None:
+    def _wait_for_transfer(self, thread: _Thread, order: int) -> None:
         call = self._transfers.find(thread.rank, order)
         if self._outcome is not None:
             thread.answer(_STOP)
@@ -346,57 +342,39 @@ class Coordinator:
                 thread.answer(_STOP)
 
 
-_Route = tuple[str, int, int, int]
-"""Of a transfer: the group, the sender, the receiver and the tag."""
-
-
 @final
 class _Transfers:
-    """Sends and receives that have not met yet."""
+    """Sends and receives that have not met yet, as posted."""
 
     def __init__(self) -> None:
-        self._num_sent: dict[_Route, int] = defaultdict(int)
-        self._receives: deque[tuple[Collective, int]] = deque()  # with their tags, as posted
+        self._posted: list[tuple[Collective, int]] = []  # with their tags
         self._waiting: list[tuple[_Thread, Collective]] = []
 
-    def send(self, call: Collective, tag: int) -> None:
-        """A message is on its way."""
-        assert call.peer is not None
-        self._num_sent[call.group, call.rank, call.peer, tag] += 1
-        self._match()
-
-    def receive(self, thread: _Thread, call: Collective, tag: int) -> bool:
-        """Post a receive; whether its message is there."""
-        self._receives.append((call, tag))
-        self._match()
-        return self.find(call.rank, call.order) is None
-
-    def wait(self, thread: _Thread, call: Collective) -> None:
-        """A thread waits for a receive that was posted."""
-        self._waiting.append((thread, call))
+    def post(self, call: Collective, tag: int) -> list[_Thread]:
+        """Post a send or receive; returns the threads that wait for its counterpart."""
+        counterpart = next((p for p in self._posted if _meet(p, (call, tag))), None)
+        if counterpart is None:
+            self._posted.append((call, tag))
+            return []
+        self._posted.remove(counterpart)
+        ready = [thread for thread, waited in self._waiting if waited is counterpart[0]]
+        self._waiting = [pair for pair in self._waiting if pair[1] is not counterpart[0]]
+        return ready
 
     def find(self, rank: int, order: int) -> Collective | None:
-        """A receive that was posted and has no message yet."""
-        posted = (call for call, _ in self._receives)
-        return next((call for call in posted if (call.rank, call.order) == (rank, order)), None)
+        """A send or receive that was posted and has met no counterpart."""
+        calls = (call for call, _ in self._posted)
+        return next((call for call in calls if (call.rank, call.order) == (rank, order)), None)
 
-    def list_ready(self) -> Iterator[_Thread]:
-        """The threads that wait for a receive whose message has come."""
-        for thread, call in list(self._waiting):
-            if self.find(call.rank, call.order) is None:
-                self._waiting.remove((thread, call))
-                yield thread
+    def wait(self, thread: _Thread, call: Collective) -> None:
+        """A thread waits for the counterpart of what was posted."""
+        self._waiting.append((thread, call))
 
-    def _match(self) -> None:
-        """Give messages to receives, those that were posted first before others."""
-        for receive in list(self._receives):
-            call, tag = receive
-            routes = (
-                route
-                for route, count in self._num_sent.items()
-                if count and (route[0], route[2], route[3]) == (call.group, call.rank, tag)
-            )
-            route = next((r for r in routes if call.peer in (None, r[1])), None)
-            if route is not None:
-                self._num_sent[route] -= 1
-                self._receives.remove(receive)
+
+def _meet(first: tuple[Collective, int], second: tuple[Collective, int]) -> bool:
+    """Whether one is a send and the other the receive that takes its message."""
+    (a, tag), (b, other_tag) = first, second
+    if a.kind is b.kind or a.group != b.group or tag != other_tag:
+        return False
+    send, receive = (a, b) if a.kind is CollectiveKind.SEND else (b, a)
+    return send.peer == receive.rank and receive.peer in (None, send.rank)
