@@ -143,11 +143,11 @@ def _list_last_calls(recording: Recording) -> list[Side]:
         ranks[_place_of(last[rank] if rank in stopped else None)].append(rank)
     sides = []
     for key, members in ranks.items():
-        call: Collective | None = last[members[0]] if key else None
+        waiting = last[members[0]] if key else None
         position = None
-        if call is not None and call.kind not in P2P_KINDS:
-            position = counts[members[0], call.group] - 1
-        sides.append(Side(tuple(members), call, position))
+        if waiting is not None and waiting.kind not in P2P_KINDS:
+            position = counts[members[0], waiting.group] - 1
+        sides.append(Side(tuple(members), waiting, position))
     return sorted(sides, key=lambda side: len(side.ranks))
 
 
