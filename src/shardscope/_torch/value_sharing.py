@@ -186,14 +186,21 @@ _SELECTIONS = {
     "nonzero": "nonzero()",
     "masked_select": "masked_select()",
     "index": "indexing with a mask",
+    "_unique": "unique()",
+    "_unique2": "unique()",
+    "unique_consecutive": "unique_consecutive()",
+    "unique_dim": "unique()",
 }
+SOME = 0.5
+"""What an observer is asked of an op that selects elements: as many as the values say."""
 
 
 @final
 class ValueMode(TorchDispatchMode):
     """Tells an observer of every op on tensors with data, and lets it decide what a program reads.
 
-    Of an op that selects elements it gets the tensor that says which.
+    Of an op that selects elements it gets the tensor that says which, and `SOME`: it returns that,
+    0 for none or 1 for all.
     """
 
     def __init__(self, observer: ValueObserver) -> None:
@@ -205,17 +212,29 @@ class ValueMode(TorchDispatchMode):
             return NotImplemented  # its ops on the tensors inside come here
         kwargs = kwargs or {}
         name = op._schema.name.partition("::")[2] if hasattr(op, "_schema") else ""
-        mask = _find_mask(name, args)
-        if mask is not None and self._observer.choose(_SELECTIONS[name], mask, True) is False:
-            with disable_dispatch_modes():
-                mask.zero_()
+        selecting = _find_mask(name, args)
+        share = SOME
+        if selecting is not None:
+            share = self._observer.choose(_SELECTIONS[name], selecting, SOME)
+            if share != SOME and "unique" not in name:
+                with disable_dispatch_modes():
+                    selecting.fill_(share)
         result = op(*args, **kwargs)
         if op is READ_VALUE:
             return self._observer.choose("item()", args[0], result)
         if hasattr(op, "_schema"):
             with disable_dispatch_modes():
+                if share != SOME and "unique" in name:
+                    result = _select_values(result, args[0], share)
                 self._observer.note_op(op, args, kwargs, result)
         return result
+
+
+def _select_values(result: Any, tensor: torch.Tensor, share: float) -> Any:
+    """The result of `unique` if all values of a tensor were the same, or all were different."""
+    values = result[0] if isinstance(result, tuple) else result
+    chosen = tensor.flatten().clone() if share else values[:1]
+    return (chosen, *result[1:]) if isinstance(result, tuple) else chosen
 
 
 def _find_mask(name: str, args: Any) -> torch.Tensor | None:
@@ -226,4 +245,7 @@ def _find_mask(name: str, args: Any) -> torch.Tensor | None:
     if name == "index":
         masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         return masks[0] if masks else None
+    if name in _SELECTIONS:
+        tensor: torch.Tensor = args[0]
+        return tensor
     return None

@@ -57,6 +57,7 @@ def check(
     gpu: str = "h200",
     is_module: bool = False,
     data: bool | None = None,
+    variations: bool = True,
     on_event: OnEvent = lambda event: None,
 ) -> CheckResult:
     program = Program(os.fspath(script), args, is_module)
@@ -83,7 +84,7 @@ def check(
         )
         runner = JobRunner(process, request, folder, on_event)
         ranks = LockstepRanks(runner) if data else _choose_ranks(runner, data)
-        recording = _Check(ranks, cluster).run()
+        recording = _Check(ranks, cluster).run(is_varied=variations)
     if interruption.signal is not None:
         raise KeyboardInterrupt
     return CheckResult(replace(recording, run=replace(recording.run, command=program.command)))
@@ -124,14 +125,14 @@ class _Check:
         self._findings: list[Finding] = []
         self._tried: list[Variation] = []
 
-    def run(self) -> Recording:
+    def run(self, *, is_varied: bool) -> Recording:
         first = self._ranks.run()
         recording = first.recording
         if first.failure is not None or recording is None:
             raise LaunchError(first.failure or "The program has left no recording.")
         if first.has_diverged:
             self._add(explain_divergence(recording, None))
-        else:
+        elif is_varied:
             self._vary(first)
         check_record = Check(
             world_size=self._cluster.size,
@@ -216,7 +217,8 @@ class _Check:
         if shift is not None:
             return explain_shift(shift, variation)
         assert run.recording is not None
-        if variation.is_of_lengths and differ_in_size_only(run.recording):
+        assert first.recording is not None
+        if variation.is_of_lengths and differ_in_size_only(run.recording, first.recording):
             return None
         return explain_divergence(run.recording, variation)
 

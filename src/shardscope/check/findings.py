@@ -10,7 +10,13 @@ from typing import final
 from shardscope.check.remedies import suggest_remedy
 from shardscope.check.shifts import Shift
 from shardscope.check.variations import PlannedVariation
-from shardscope.hang import P2P_KINDS, describe_call, find_divergences, name_ranks
+from shardscope.hang import (
+    P2P_KINDS,
+    describe_call,
+    find_divergences,
+    name_ranks,
+    payload_bytes,
+)
 from shardscope.record import (
     Collective,
     Finding,
@@ -51,14 +57,21 @@ def explain_divergence(recording: Recording, variation: PlannedVariation | None)
     return _make_finding(sides, fact, subject, variation)
 
 
-def differ_in_size_only(recording: Recording) -> bool:
-    """Whether the ranks of a group issue the same collectives, on tensors of other sizes."""
+def differ_in_size_only(recording: Recording, before: Recording) -> bool:
+    """Whether the ranks of a group issue the same collectives, on tensors of a new size.
+
+    `before` is the recording of the run without changes: if a size is found there, the ranks issue
+    what they did, in another order.
+    """
     divergences = find_divergences(recording)
     if not divergences:
         return False
     sides = _list_sides(recording, divergences[0].group, divergences[0].position)
-    places = {(side.call.kind, side.call.source) for side in sides if side.call is not None}
-    return len(places) == 1 and all(side.call is not None for side in sides)
+    calls = [side.call for side in sides if side.call is not None]
+    if len(calls) < len(sides) or len({(call.kind, call.source) for call in calls}) > 1:
+        return False
+    known = {(call.kind, call.source, payload_bytes(call)) for call in before.collectives}
+    return any((call.kind, call.source, payload_bytes(call)) not in known for call in calls)
 
 
 def explain_shift(shift: Shift, variation: PlannedVariation) -> Finding:
@@ -155,7 +168,7 @@ def _place_of(call: Collective | None) -> tuple[object, ...]:
     if call is None:
         return ()
     line = None if call.source is None else (call.source.file, call.source.line)
-    size = max(call.input_bytes, call.output_bytes)
+    size = payload_bytes(call)
     return (call.kind, call.group, call.dtype, call.reduce_op, size, call.owner, line)
 
 

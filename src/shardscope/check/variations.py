@@ -17,6 +17,8 @@ from shardscope.hang import name_ranks
 from shardscope.launch.decisions import Change, ChangeKind, Decisions, Pass, Site, SiteKind
 from shardscope.record import Source
 
+_MIN_VALUES = 16  # that are different, of data by which ranks with the same data are recognized
+_MAX_LENGTHS = 3  # of sequences in a batch that are varied
 _MAX_ENTRIES = 8  # of a batch that are left out, one after the other
 _K, _S = ChangeKind, SiteKind
 # After these a run is not what it was: they come last in it.
@@ -138,7 +140,8 @@ class Plan:
                     value = _name_value(kind, first)
                     yield kind, "", f"{site.what} at {place} is {value} on {{ranks}}"
             case _S.ROWS:
-                yield _K.NO_ROWS, "", f"{site.what} at {place} selects nothing on {{ranks}}"
+                yield _K.NO_ROWS, "", f"{site.what} at {place} returns nothing on {{ranks}}"
+                yield _K.ALL_ROWS, "", f"{site.what} at {place} returns everything on {{ranks}}"
             case _S.BATCH:
                 yield from _list_batch_changes(site, passes)
             case _S.INPUT if not self._has_batches:
@@ -187,17 +190,28 @@ class Plan:
 
 
 def _has_same(first: Decisions, second: Decisions, source: str) -> bool:
+    """Whether two ranks have the same data or random numbers.
+
+    Data of few different values may be equal by chance: then the random numbers have to be, too.
+    """
     own, other = getattr(first, source), getattr(second, source)
     last = min(len(own), len(other)) - 1
-    return last >= 0 and own[last] == other[last]
+    if last < 0 or own[last] != other[last]:
+        return False
+    is_telling = source != "data" or min(first.num_values, second.num_values) >= _MIN_VALUES
+    return is_telling or _has_same(first, second, "random")
 
 
 def _list_batch_changes(
     site: Site, passes: Sequence[Pass]
 ) -> Iterator[tuple[ChangeKind, str, str]]:
     where = f"({site.place})"
-    yield _K.SHORTER, "", f"the sequences of {{ranks}} are shorter {where}"
-    yield _K.LONGER, "", f"the sequences of {{ranks}} are longer {where}"
+    num_lengths = int(max((passed.value or 0 for passed in passes), default=0))
+    # Where a batch has sequences of several lengths, those of each by themselves.
+    for which in [""] if num_lengths == 1 else map(str, range(min(num_lengths, _MAX_LENGTHS))):
+        name = f" of length {int(which) + 1} of {num_lengths}" if which else ""
+        yield _K.SHORTER, which, f"the sequences{name} of {{ranks}} are shorter {where}"
+        yield _K.LONGER, which, f"the sequences{name} of {{ranks}} are longer {where}"
     yield _K.FEWER_ROWS, "", f"the batch of {{ranks}} has fewer samples {where}"
     yield _K.SAME_ROWS, "", f"all samples in the batch of {{ranks}} are the same {where}"
     yield _K.NO_ROWS, "", f"the batch of {{ranks}} is empty {where}"

@@ -14,6 +14,7 @@ from shardscope.hang.rank_calls import (
     describe_call,
     is_blocking_transfer,
     name_ranks,
+    payload_bytes,
 )
 from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
 
@@ -35,4 +36,5 @@ __all__ = [
     "is_blocking_transfer",
     "match_ranks",
     "name_ranks",
+    "payload_bytes",
 ]

@@ -17,7 +17,7 @@ from shardscope._torch.collectives.transfers import awaited_transfers
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import is_fake
 from shardscope._torch.module_calls import replaced_outermost_calls
-from shardscope._torch.value_sharing import SharingTracker, ValueMode
+from shardscope._torch.value_sharing import DATA, SharingTracker, ValueMode
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
@@ -31,6 +31,7 @@ from shardscope.record import Axis, Call, Collective, Recording, Stop, expand_ra
 from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
+_MAX_COUNTED = 64  # elements of a tensor whose different values are counted
 _MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
 _DIVERGED = "the ranks do not issue the same collectives"
 CALLS = "calls"
@@ -182,7 +183,8 @@ def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:
     elif tensor.numel() > 1 and tensor.layout is torch.strided:
         with disable_dispatch_modes():
             part = tensor.detach().flatten()[:_MAX_HASHED].contiguous()
-            log.note_source(kind, part.view(torch.uint8).numpy().tobytes())
+            values = part[:_MAX_COUNTED].tolist() if kind == DATA else ()
+            log.note_source(kind, part.view(torch.uint8).numpy().tobytes(), values)
 
 
 def _waits(call: Collective, event: CollectiveEvent) -> bool:

@@ -27,6 +27,7 @@ _PACKAGES = f"{os.sep}site-packages{os.sep}"
 # Files of torch whose functions only pass a call on to the tensor's method or to the op.
 _WRAPPER_FILES = (
     "_compile.py",
+    "_jit_internal.py",
     "_ops.py",
     "_python_dispatch.py",
     "_tensor.py",
@@ -34,6 +35,7 @@ _WRAPPER_FILES = (
     "functional.py",
     "overrides.py",
 )
+_MAX_VALUES = 64  # of data that are counted
 _MAX_PASSES = 5_000  # that are kept
 
 
@@ -58,6 +60,7 @@ class DecisionLog:
         self._passes: list[Pass] = []
         self._sources = {kind: hashlib.blake2b(digest_size=8) for kind in ("data", "random")}
         self._hashes: dict[str, list[str]] = {kind: [] for kind in self._sources}
+        self._values: set[object] = set()  # of data
         self._changed: dict[int, int] = {}
         self._iterations: dict[int, int] = {}  # in which changes were made, by position
 
@@ -113,9 +116,11 @@ class DecisionLog:
                 return change
         return None
 
-    def note_source(self, kind: str, content: bytes) -> None:
-        """Note a tensor that is data or random numbers."""
+    def note_source(self, kind: str, content: bytes, values: Iterable[object] = ()) -> None:
+        """Note a tensor that is data or random numbers, and some of its values."""
         self._sources[kind].update(content)
+        if len(self._values) < _MAX_VALUES:
+            self._values.update(values)
 
     def end_step(self) -> None:
         """A step has ended."""
@@ -137,6 +142,7 @@ class DecisionLog:
             data=tuple(self._hashes["data"]),
             random=tuple(self._hashes["random"]),
             changed=self._changed,
+            num_values=len(self._values),
             num_steps=self.step,
             num_flops=self.num_flops,
             num_bytes=self.num_bytes,

@@ -41,6 +41,7 @@ class ChangeKind(StrEnum):
     LARGE = "large"
     OPPOSITE = "opposite"  # True for False, and the reverse
     NO_ROWS = "no_rows"
+    ALL_ROWS = "all_rows"
     FEWER_ROWS = "fewer_rows"  # one less
     SAME_ROWS = "same_rows"  # all rows are the first
     SHORTER = "shorter"  # sequences
@@ -104,9 +105,10 @@ class Decisions(Struct, frozen=True, kw_only=True):
     """What a rank has decided by: its sites and passes, what it drew and loaded, what was changed.
 
     `data` and `random` are hashes of all tensors that were data or random numbers until the end of
-    each step, and until the end of the program; `changed` maps the index of a change to the number
-    of collectives that the rank had issued before it. `num_flops` and `num_bytes` are those of the
-    results of all ops, of a rank without data.
+    each step, and until the end of the program; `num_values` is how many different values the data
+    has, up to a limit. `changed` maps the index of a change to the number of collectives that the
+    rank had issued before it. `num_flops` and `num_bytes` are those of the results of all ops, of a
+    rank without data.
     """
 
     rank: int
@@ -114,6 +116,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
     passes: tuple[Pass, ...]
     data: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
+    num_values: int = 0
     changed: dict[int, int] = {}
     num_steps: int = 0
     num_flops: int = 0

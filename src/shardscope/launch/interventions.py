@@ -25,7 +25,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from shardscope._torch.data_loading import describe_batches, watched_batches
+from shardscope._torch.data_loading import (
+    describe_batches,
+    is_list_of_samples,
+    watched_batches,
+)
 from shardscope._torch.tree import leaves, pytree_map
 from shardscope._torch.value_sharing import SharingTracker
 from shardscope.launch.decision_log import (
@@ -190,13 +194,17 @@ class _VariedBatches:
         if frame is None:
             return draw()
         batch = draw()
+        has_samples = is_list_of_samples(draw, batch)
         change = self._log.visit(
             SiteKind.BATCH,
             describe_batches(draw),
             is_handled=catches_exceptions(frame),
-            detail=tuple(list_entries(batch)),
+            detail=() if has_samples else tuple(list_entries(batch)),
+            value=float(len(list_lengths(batch, has_samples=has_samples))),
         )
-        return batch if change is None else change_batch(batch, change)
+        if change is None:
+            return batch
+        return change_batch(batch, change, has_samples=has_samples)
 
 
 def list_entries(batch: Any) -> Iterator[str]:
@@ -205,13 +213,14 @@ def list_entries(batch: Any) -> Iterator[str]:
         yield from (f"entry {key!r}" for key in batch)
     elif isinstance(batch, tuple | list):
         tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-        is_sequence = isinstance(batch, list) and len({t.dim() for t in tensors}) == 1
-        if not is_sequence or len(tensors) <= 3:
-            yield from (f"tensor {index}" for index in range(1, len(tensors)))
+        yield from (f"tensor {index}" for index in range(1, len(tensors)))
 
 
-def change_batch(batch: Any, change: Change) -> Any:
-    """The batch with the change; raises what the change says."""
+def change_batch(batch: Any, change: Change, *, has_samples: bool = False) -> Any:
+    """The batch with the change; raises what the change says.
+
+    `has_samples` says that it is a list with an entry for each sample.
+    """
     match change.kind:
         case ChangeKind.END:
             raise StopIteration
@@ -220,9 +229,13 @@ def change_batch(batch: Any, change: Change) -> Any:
         case ChangeKind.WITHOUT:
             return _leave_out(batch, change.detail)
         case ChangeKind.SHORTER | ChangeKind.LONGER:
-            return _change_lengths(batch, change.kind)
-        case ChangeKind.FEWER_ROWS if isinstance(batch, list) and len(batch) > 1:
-            return batch[: len(batch) // 2]
+            return _change_lengths(batch, change, has_samples=has_samples)
+        case ChangeKind.FEWER_ROWS if has_samples:
+            return batch[: max(1, len(batch) // 2)]
+        case ChangeKind.NO_ROWS if has_samples:
+            return []
+        case ChangeKind.SAME_ROWS if has_samples:
+            return [batch[0] for _ in batch]
         case _:
             return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
 
@@ -242,28 +255,41 @@ def _leave_out(batch: Any, entry: str) -> Any:
     return pytree_map(keep, batch)
 
 
-def _change_lengths(batch: Any, kind: ChangeKind) -> Any:
-    """The batch with shorter or longer sequences: its tensors' last dim of indices.
+def list_lengths(batch: Any, *, has_samples: bool = False) -> list[int]:
+    """The lengths of the sequences in a batch: that of tensors in a list, or those along dim 1.
 
-    That is the only dim of tensors in a list, and the second one of others.
+    Floating-point tensors have sequences if they have three dims.
     """
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-    dims = [tensor.dim() for tensor in tensors]
-    is_list = isinstance(batch, list) and dims and max(dims) == 1
-    lengths = {t.shape[0] if is_list else t.shape[1] for t in tensors if t.dim() > (not is_list)}
+    lengths = {
+        value.shape[dim]
+        for value in leaves(batch)
+        if isinstance(value, torch.Tensor)
+        and (dim := _find_length_dim(value, has_samples)) is not None
+    }
+    return sorted(lengths)
 
-    def change(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+
+def _find_length_dim(value: torch.Tensor, has_samples: bool) -> int | None:
+    """The dim of a tensor along which its sequences extend; None if it has none."""
+    dim = 0 if has_samples else 1
+    return dim if value.dim() > dim + value.is_floating_point() else None
+
+
+def _change_lengths(batch: Any, change: Change, *, has_samples: bool) -> Any:
+    """The batch with shorter or longer sequences, of those that have the n-th of its lengths."""
+    lengths = list_lengths(batch, has_samples=has_samples)
+    wanted = set(lengths) if not change.detail else set(lengths[int(change.detail) :][:1])
+
+    def change_length(value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        dim = _find_length_dim(value, has_samples) if is_tensor else None
+        if dim is None or value.shape[dim] not in wanted:
             return value
-        for dim in range(0 if is_list else 1, value.dim()):
-            length = value.shape[dim]
-            if length in lengths and length > 1 and not value.is_floating_point():
-                if kind is ChangeKind.SHORTER:
-                    return value.narrow(dim, 0, max(1, length // 4)).clone()
-                return torch.cat([value, value], dim)
-        return value
+        if change.kind is ChangeKind.SHORTER:
+            return value.narrow(dim, 0, max(1, value.shape[dim] // 4)).clone()
+        return torch.cat([value, value], dim)
 
-    return pytree_map(change, batch)
+    return pytree_map(change_length, batch)
 
 
 def _change_tensor(value: Any, kind: ChangeKind) -> Any:
@@ -325,7 +351,8 @@ _CHANGED_VALUES: dict[ChangeKind, Callable[[Any], Any]] = {
     ChangeKind.ZERO: lambda value: type(value)(0),
     ChangeKind.LARGE: lambda value: type(value)(10**9),
     ChangeKind.OPPOSITE: lambda value: not value,
-    ChangeKind.NO_ROWS: lambda value: False,
+    ChangeKind.NO_ROWS: lambda value: 0,
+    ChangeKind.ALL_ROWS: lambda value: 1,
 }
 
 

@@ -133,8 +133,9 @@ class ValueObserver(Protocol):
         """An op was run."""
 
     def choose(self, what: str, tensor: torch.Tensor, value: Any) -> Any:
-        """The value that the program gets; False for the name of an op that selects elements lets
-        it select none.
+        """The value that the program gets.
+
+        Of an op that selects elements, `value` is the share of them: 0 for none, 1 for all.
         """
 
 
@@ -235,14 +236,12 @@ class HostData:
     def _count_selected(self, what: str, mask: Any) -> int:
         """How many elements a mask without data is assumed to select."""
         marked = getattr(mask, _MARK, None)
-        is_some = self.observer is None or self.observer.choose(what, mask, True)
-        if not is_some or marked is False:
-            setattr(mask, _MARK, False)
-            return 0
-        if marked:
-            return int(mask.numel())
-        self._on_read(what, _HALF)
-        return (int(mask.numel()) + 1) // 2
+        share: float = self._choose(what, mask, 0.5 if marked is None else float(marked))
+        if share in (0, 1):
+            setattr(mask, _MARK, bool(share))
+        else:
+            self._on_read(what, _HALF)
+        return math.ceil(int(mask.numel()) * share)
 
     def _assume_even(self, name: str, total: int, counts: Any) -> None:
         if counts.numel() <= MAX_CONSTANT:
