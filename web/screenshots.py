@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-_WIDTHS = {400: 860, 1280: 860, 3840: 2160}
+_WIDTHS = {400: 860, 1280: 860, 1920: 1080}
 _VIEWS = ["overview", "modules", "communication", "sharding", "coverage"]
 _VIEWS += ["compiler", "memory", "proof", "compare"]
 
@@ -28,7 +28,8 @@ def take(report: Path, folder: Path, views: list[str]) -> None:
                     page.reload()
                     page.wait_for_timeout(300)
                     name = "".join(letter if letter.isalnum() else "-" for letter in view)
-                    page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
+                    picture = folder / f"{name}-{width}-{theme}.png"
+                    page.screenshot(path=picture, full_page=True)
         browser.close()
 
 

@@ -44,6 +44,7 @@ _VERBS = {
     "coverage": "Find which ops of a model can run sharded, and what blocks the others.",
     "parallelize": "Partition a model for a mesh according to a plan, and verify the result.",
     "parity": "Compare a parallel model with a single device: outputs, gradients, buffers.",
+    "check": "Find out before launch whether the ranks of a program would hang.",
     "types": "Infer how every tensor of a parallel model is distributed: R, S(d), P, V.",
     "explain": "Count the graphs that torch.compile captures, and say what breaks them.",
     "diagnose": "Compare a compiled model with eager, and locate the op that differs.",

@@ -7,8 +7,15 @@ for. Imports only `record` and `errors`.
 
 from __future__ import annotations
 
-from shardscope.hang.mismatch import match_ranks
-from shardscope.hang.rank_calls import P2P_KINDS, RANK_MISMATCH, name_ranks
+from shardscope.hang.mismatch import Divergence, differ, find_divergences, match_ranks
+from shardscope.hang.rank_calls import (
+    P2P_KINDS,
+    RANK_MISMATCH,
+    describe_call,
+    is_blocking_transfer,
+    name_ranks,
+    payload_bytes,
+)
 from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
 
 RULES = (DEADLOCK, RANK_BEHIND, RANK_MISMATCH)
@@ -20,8 +27,14 @@ __all__ = [
     "RANK_BEHIND",
     "RANK_MISMATCH",
     "RULES",
+    "Divergence",
+    "describe_call",
+    "differ",
+    "find_divergences",
     "find_unknown_waits",
     "is_about_tags",
+    "is_blocking_transfer",
     "match_ranks",
     "name_ranks",
+    "payload_bytes",
 ]

@@ -41,12 +41,13 @@ _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.RE
 Facets = tuple[tuple[str, object], ...]
 
 
-class _Divergence(Struct, frozen=True):
+class Divergence(Struct, frozen=True):
     """The first position at which the ranks of a group disagree.
 
     `sides` maps the facets to the ranks that have them; `()` is for ranks without a collective.
     """
 
+    group: str
     position: int
     sides: dict[Facets, list[int]]
 
@@ -60,7 +61,7 @@ def match_ranks(recording: Recording) -> tuple[Finding, ...]:
     diverged: dict[str, int] = {}
     groups = sort_by_group(recording)
     for name, group in groups.items():
-        divergence = _find_divergence(group)
+        divergence = _find_divergence(name, group)
         if divergence is not None:
             diverged[name] = divergence.position
             findings.append(_explain(name, divergence, group))
@@ -69,7 +70,14 @@ def match_ranks(recording: Recording) -> tuple[Finding, ...]:
     return (*findings, *find_hang(recording, groups, diverged))
 
 
-def _find_divergence(group: GroupCalls) -> _Divergence | None:
+def find_divergences(recording: Recording) -> list[Divergence]:
+    """The first position of each group at which its recorded ranks disagree."""
+    groups = sort_by_group(recording).items()
+    found = (_find_divergence(name, group) for name, group in groups)
+    return [divergence for divergence in found if divergence is not None]
+
+
+def _find_divergence(name: str, group: GroupCalls) -> Divergence | None:
     issuers: dict[int, list[int]] = defaultdict(list)
     for rank, calls in group.items():
         for position in calls.collectives:
@@ -86,8 +94,13 @@ def _find_divergence(group: GroupCalls) -> _Divergence | None:
                 rank for rank, calls in finished.items() if calls.num_collectives <= position
             ]
         if len(sides) > 1:
-            return _Divergence(position, sides)
+            return Divergence(name, position, sides)
     return None
+
+
+def differ(call: Collective, other: Collective) -> bool:
+    """Whether two ranks of a group may not issue these as the same collective."""
+    return _facets(call) != _facets(other)
 
 
 def _facets(call: Collective) -> Facets:
@@ -118,7 +131,7 @@ def _common_bytes(call: Collective) -> int | None:
     return None
 
 
-def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
+def _explain(name: str, divergence: Divergence, group: GroupCalls) -> Finding:
     position, sides = divergence.position, divergence.sides
     # Report a rank of the smallest side; of two equal sides, of the one that stopped.
     by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from shardscope.errors import LaunchError
-from shardscope.launch.api import GPU_NAMES, OnEvent, RunResult, check_cluster, run_jobs
+from shardscope.launch.api import GPU_NAMES, RunResult, check_cluster
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
@@ -22,6 +22,7 @@ from shardscope.launch.step_replay import (
     name_replay_file,
     name_training_file,
 )
+from shardscope.launch.warm_process import OnEvent, run_jobs
 from shardscope.parallel.parity.captured_data import DataUse
 from shardscope.parallel.parity.captured_parity import compare_steps
 from shardscope.parallel.parity.captured_steps import (

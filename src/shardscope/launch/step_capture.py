@@ -27,11 +27,12 @@ from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.fsdp import has_flat_parameters, meshes_of
-from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
 from shardscope.hang import P2P_KINDS
+from shardscope.launch.instrument import Instrument
 from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
@@ -60,14 +61,12 @@ def name_step_file(rank: int) -> str:
 
 
 @final
-class CaptureInstrument:
+class CaptureInstrument(Instrument):
     """Captures the steps of a rank; of the first also what the model takes, returns and gets back.
 
     Random numbers that the model draws are replaced by their mean, as a single process would draw
     others; compiled functions run eagerly. With `has_probe`, modules are recorded too.
     """
-
-    is_done = False
 
     def __init__(self, folder: str, *, has_probe: bool = False) -> None:
         self._folder = folder
@@ -120,8 +119,7 @@ class CaptureInstrument:
         self._stack.enter_context(self._observer.watching())
         self._stack.enter_context(self._rng)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
-        replace_outermost_calls(self._call)
-        self._stack.callback(replace_outermost_calls, None)
+        self._stack.enter_context(replaced_outermost_calls(self._call))
 
     def before(self, event: CollectiveEvent) -> None:
         """Called before a collective."""
@@ -259,7 +257,7 @@ class CaptureInstrument:
 
     def _refuse(self, sentence: str) -> NoReturn:
         """End the program because its step cannot be captured."""
-        self.is_done = True
+        self._is_done = True
         self._save(sentence)
         raise StepsDone
 

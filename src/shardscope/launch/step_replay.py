@@ -19,9 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import leaves, map_leaves
+from shardscope.launch.instrument import Instrument
 from shardscope.launch.step_capture import (
     PROBED,
     ModelRng,
@@ -79,15 +80,13 @@ def name_training_file(instrument: str) -> str:
 
 
 @final
-class ReplayInstrument:
+class ReplayInstrument(Instrument):
     """Replays captured steps with the model of a program that runs as a single process.
 
     After that the program takes its own steps, with the data of all ranks. `name` says how:
     `replay`, with `-fp64` in double precision, with `-perturbed` with weights and inputs that are
     changed by one unit in the last place. Meshes of any shape have a single rank.
     """
-
-    is_done = False
 
     def __init__(self, name: str, folder: str) -> None:
         self._name = name
@@ -116,8 +115,7 @@ class ReplayInstrument:
         torch.compiler.set_stance("force_eager")
         if models:
             self._model = models[0]
-            replace_outermost_calls(self._call)
-            self._stack.callback(replace_outermost_calls, None)
+            self._stack.enter_context(replaced_outermost_calls(self._call))
 
     def end_step(self) -> None:
         """A step has ended: save what was observed so far."""
@@ -175,7 +173,7 @@ class ReplayInstrument:
             self._is_in_model = False
         torch.save(result, Path(self._folder, name_replay_file(self._name)))
         if isinstance(result, str) or result.probe is not None:
-            self.is_done = True
+            self._is_done = True
             raise StepsDone
 
     def _observe(self, model: nn.Module) -> StepsObserver:

@@ -444,6 +444,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     instruments = dict.fromkeys(name for run in runs for name in run.instruments)
     ranks = _unite(run.ranks for run in runs)
     counts = [run.num_forwards for run in runs if run.num_forwards is not None]
+    node_sizes = {run.ranks_per_node for run in runs if run.ranks_per_node}
     return replace(
         runs[0],
         ranks=ranks,
@@ -452,7 +453,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         num_forwards=max(counts, default=None),
         device_type=next((run.device_type for run in runs if run.device_type), None),
         skipped_checks=tuple(dict.fromkeys(name for run in runs for name in run.skipped_checks)),
-        ranks_per_node=next((run.ranks_per_node for run in runs if run.ranks_per_node), None),
+        ranks_per_node=node_sizes.pop() if len(node_sizes) == 1 else None,
     )
 
 

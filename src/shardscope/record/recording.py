@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 
 from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
+from shardscope.record.check_records import Check
 from shardscope.record.compiler_records import Diagnosis, Explanation
 from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
@@ -44,7 +45,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
     there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
     given no audit of the model before sharding, "step" no step to run. `ranks_per_node` is how many
-    ranks share a node, None where that is not known.
+    ranks share a node, None where that is not known or nodes differ.
     """
 
     torch_version: str
@@ -290,6 +291,7 @@ class RankProcess(Record, frozen=True, kw_only=True, gc=False):
 
 _SINGULARS = {
     "processes": "process",
+    "checks": "check",
     "groups": "group",
     "modules": "module",
     "collectives": "collective",
@@ -327,6 +329,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
+    checks: tuple[Check, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

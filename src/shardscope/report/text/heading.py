@@ -9,14 +9,16 @@ from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
 from shardscope.record.text import sanitize_text
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     Spread,
-    TrafficTotals,
-    count_traffic,
     format_spread,
-    sum_traffic,
 )
 from shardscope.report.text.style import make_text
 

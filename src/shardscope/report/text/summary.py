@@ -16,7 +16,11 @@ from shardscope.report.model.module_tree import (
     build_tree,
     fold_repeated_layers,
 )
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+)
+from shardscope.report.text.checked_ranks import render_checks
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
@@ -158,6 +162,7 @@ def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[Rende
         yield from render_parity(recording, is_folded=is_folded)
     if recording.comparisons:
         yield from render_comparisons(recording)
+    yield from render_checks(recording)
     if recording.types:
         yield from render_types(recording, is_folded=is_folded)
     if recording.diagnoses:

@@ -21,6 +21,7 @@ from shardscope.record import (
 )
 from shardscope.record.finding_rules import FINDING_RULES, Effect
 from shardscope.record.units import plural
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.judgements import (
     Concern,
@@ -30,7 +31,6 @@ from shardscope.report.text.judgements import (
     judge_results,
     judge_sharding,
 )
-from shardscope.report.text.memory_profile import find_worst
 from shardscope.report.text.traffic_judgements import MIN_SHARE, judge_traffic
 
 _BAD = (Judgement.WRONG, Judgement.FAILS, Judgement.SUSPECT, Judgement.COSTLY)

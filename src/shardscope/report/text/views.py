@@ -11,9 +11,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Recording
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.module_tree import ModuleNode, build_tree, fold_repeated_layers
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks, sum_known
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+    sum_known,
+)
 from shardscope.report.text.charts import render_matrix, render_timeline
 from shardscope.report.text.communication import (
     describe_totals,
@@ -34,7 +39,6 @@ from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.memory_profile import (
     MemoryArea,
     describe_basis,
-    find_worst,
     render_memory,
 )
 from shardscope.report.text.op_coverage import render_coverage
