@@ -39,6 +39,7 @@ _PRELOADED = [
     "shardscope.cli.trace",
     "shardscope.parallel.api",
     "shardscope.launch.data_rank",  # and with it all that the server of `run` imports
+    "frozen_heap",  # last
 ]
 _TESTS = Path(__file__).parent
 
@@ -52,7 +53,7 @@ def _find_path() -> str:
 
 
 # Not that of the test which happens to need a program first.
-_BEFORE_TESTS = {**os.environ, "PYTHONPATH": _find_path()}
+_BEFORE_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([_find_path(), str(_TESTS)])}
 
 
 @cache

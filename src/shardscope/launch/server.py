@@ -9,6 +9,7 @@ recorded. If its parent dies, everything is ended.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,7 @@ from shardscope.world.objects import NEEDED
 __frames__ = "outermost"  # our callers are not the user's program
 
 _POLL_SECONDS = 0.05
+_IDLE_CHECK_SECONDS = 0.5  # between two checks, which read all processes of the machine
 _IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
 _GRACE_SECONDS = 10  # for a process to save what it has recorded
 _MAX_OUTPUT = 2000  # characters of the output of a rank that failed
@@ -66,6 +68,7 @@ def main() -> None:
     jobs = _Jobs(request, events, parent)
     signal.signal(signal.SIGTERM, jobs.interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    gc.freeze()  # jobs then neither look through torch's million objects nor copy their memory
     jobs.run()
 
 
@@ -81,6 +84,7 @@ class _Jobs:
         self._running: dict[int, _Process] = {}
         self._started: set[int] = set()  # ranks
         self._is_interrupted = False
+        self._next_idle_check = 0.0
 
     def run(self) -> None:
         """Run until all jobs have ended; what was started for others ends with them."""
@@ -136,12 +140,19 @@ class _Jobs:
             for event in process.find_news():
                 self._report(event)
             process.end_overdue()
-        idle = [process for process in self._running.values() if process.check_idle()]
-        is_waiting = len(idle) == len(self._running)
+        is_waiting = self._check_idle()
         if is_waiting or self._is_interrupted:
             self._waiting.clear()
             for process in self._running.values():
                 process.end(Reason.WAITED if is_waiting else Reason.INTERRUPTED)
+
+    def _check_idle(self) -> bool:
+        """Whether all processes have only waited for long; at most twice a second."""
+        if time.monotonic() < self._next_idle_check:
+            return False
+        self._next_idle_check = time.monotonic() + _IDLE_CHECK_SECONDS
+        num_idle = sum(process.check_idle() for process in self._running.values())
+        return num_idle == len(self._running)
 
     def _check_parent(self) -> None:
         if os.getppid() != self._parent:  # it was killed
