@@ -70,6 +70,19 @@ def pytest_collection_finish() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """What outlives a file of tests, as caches of torch do, is not looked through again, either.
+
+    It grows to millions of objects; some tests and much of what they test go through all objects.
+    """
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: a worker without tests cannot take one that has begun."""
     items.sort(key=lambda item: "integration" not in item.path.parts)
