@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import older_torch
 import sample_recordings as samples
 from shardscope.record import Recording
+from unmeasured_guards import skip_guard_timing
 from warm_python import fork_launch_server, warm_context
 
 _entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
@@ -63,6 +64,7 @@ gc.disable()
 def pytest_collection_finish() -> Iterator[None]:
     """From here on garbage is what tests make: to look through all else takes half a second."""
     yield
+    skip_guard_timing()
     gc.collect()
     gc.freeze()
     # Every op that torch traces makes hundreds of objects, most of which live on.
