@@ -10,6 +10,7 @@ parent dies, everything is ended.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -53,6 +54,7 @@ from shardscope.world.objects import NEEDED
 __frames__ = "outermost"  # our callers are not the user's program
 
 _POLL_SECONDS = 0.05
+_IDLE_CHECK_SECONDS = 0.5  # between two checks, which read all processes of the machine
 _IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
 _GRACE_SECONDS = 10  # for a process to save what it has recorded
 _MAX_OUTPUT = 2000  # characters of the output of a rank that failed
@@ -66,6 +68,7 @@ def main() -> None:
     os.set_inheritable(requests, False)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    gc.freeze()  # jobs then neither look through torch's million objects nor copy their memory
     with open(requests, encoding="utf-8", closefd=False) as files:
         for file in files:
             request = msgspec.json.decode(Path(file.rstrip("\n")).read_bytes(), type=Request)
@@ -91,6 +94,7 @@ class _Jobs:
         self._started: set[int] = set()  # ranks
         self._is_interrupted = False
         self._coordinator = _RunningCoordinator(request) if request.lockstep else None
+        self._next_idle_check = 0.0
 
     def run(self) -> None:
         """Run until all jobs have ended; what was started for others ends with them."""
@@ -160,12 +164,19 @@ class _Jobs:
             for event in process.find_news():
                 self.report(event)
             process.end_overdue()
-        idle = [process for process in self._running.values() if process.check_idle()]
-        is_waiting = len(idle) == len(self._running)
+        is_waiting = self._check_idle()
         if is_waiting or self._is_interrupted:
             self._waiting.clear()
             for process in self._running.values():
                 process.end(Reason.WAITED if is_waiting else Reason.INTERRUPTED)
+
+    def _check_idle(self) -> bool:
+        """Whether all processes have only waited for long; at most twice a second."""
+        if time.monotonic() < self._next_idle_check:
+            return False
+        self._next_idle_check = time.monotonic() + _IDLE_CHECK_SECONDS
+        num_idle = sum(process.check_idle() for process in self._running.values())
+        return num_idle == len(self._running)
 
     def _check_parent(self) -> None:
         if os.getppid() != self._parent:  # it was killed
