@@ -8,7 +8,14 @@ from typing import NamedTuple, final
 
 import torch
 
-from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
+from shardscope.numerics import (
+    NoiseFloor,
+    epsilon,
+    find_floor,
+    find_own_floor,
+    is_inexact,
+    to_fp64_on_cpu,
+)
 from shardscope.parallel.equivalence.names import tie_names
 from shardscope.parallel.equivalence.step import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
@@ -55,6 +62,7 @@ class Case:
     The outputs of several calls of the model in one step are concatenated into one tensor.
     Where all ranks call it equally often, `calls` holds what each rank returned in each call.
     For gathered tensors, `regions` holds the part that each rank stores, where that is known.
+    `own_floor` is the noise around the reference where double precision gives another result.
     """
 
     kind: TensorKind
@@ -70,6 +78,7 @@ class Case:
     calls: tuple[tuple[torch.Tensor, ...], ...] = ()
     is_scalar: bool = False  # in each call
     regions: tuple[Region | None, ...] = ()
+    own_floor: NoiseFloor | None = None
 
     def choose_ranks(self, ranks: Sequence[int]) -> Case:
         """The same case, restricted to these ranks."""
@@ -360,14 +369,14 @@ class _Table:
     ) -> Case:
         """The case of the tensor that `choose` takes from each run of the single device."""
         reference = choose(self._reference)
-        target, floor = reference, None
+        target, floor, own_floor = reference, None, None
         if reference is not None and is_inexact(reference):
             fp64 = None if self._fp64 is None else choose(self._fp64)
             perturbed_runs = [
                 (choose(rounded), None if rounded_fp64 is None else choose(rounded_fp64))
                 for rounded, rounded_fp64 in self._perturbed_runs
             ]
-            target, floor = self._find_target(reference, fp64, perturbed_runs)
+            target, floor, own_floor = self._find_target(reference, fp64, perturbed_runs)
             if floor.rms > floor.scale:  # zero up to rounding, which grows with coarser dtypes
                 coarse = _coarser(reference.dtype, self._precision)
                 power = 2.0 if key[0] is TensorKind.STATE else 1.0  # it may have squares
@@ -383,6 +392,7 @@ class _Table:
             self._batch_axes,
             self._batch_dim,
             is_scalar=reference is not None and reference.ndim == 0,
+            own_floor=own_floor,
         )
 
     def _find_target(
@@ -390,7 +400,7 @@ class _Table:
         reference: torch.Tensor,
         fp64: torch.Tensor | None,
         perturbed_runs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]],
-    ) -> tuple[torch.Tensor, NoiseFloor]:
+    ) -> tuple[torch.Tensor, NoiseFloor, NoiseFloor | None]:
         target_fp64 = (
             None if fp64 is None or fp64.shape != reference.shape else to_fp64_on_cpu(fp64)
         )
@@ -404,11 +414,15 @@ class _Table:
             for rounded, rounded_fp64 in perturbed_runs
             if rounded is not None and rounded.shape == reference.shape
         ]
-        reference_fp64 = to_fp64_on_cpu(reference)
-        floor = find_floor(
-            reference_fp64, target_fp64, moved, _coarser(reference.dtype, self._precision)
+        reference_fp64, coarse = (
+            to_fp64_on_cpu(reference),
+            _coarser(reference.dtype, self._precision),
         )
-        return reference_fp64 if target_fp64 is None else target_fp64, floor
+        floor = find_floor(reference_fp64, target_fp64, moved, coarse)
+        if target_fp64 is None:
+            return reference_fp64, floor, None
+        own = find_own_floor(reference_fp64, target_fp64, [rounded for rounded, _ in moved], coarse)
+        return target_fp64, floor, own
 
 
 @final

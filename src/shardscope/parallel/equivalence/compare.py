@@ -41,7 +41,8 @@ class TensorComparison:
     `full` has the full tensor of each rank, put together from shards by `layout` where the
     ranks hold shards; it is empty where the tensor agrees. `dtype` is the dtype on the ranks if
     it is neither the single device's nor allowed by the caller; the coarsest if there are
-    several.
+    several. `is_near_own` says that the ranks agree with the single device in its own precision,
+    where double precision gives another result.
     """
 
     case: Case
@@ -50,6 +51,7 @@ class TensorComparison:
     layout: Layout | None = None
     dtype: torch.dtype | None = None
     reduction: Literal["sum", "mean", ""] = ""  # of the ranks' own values, by which they agree
+    is_near_own: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -338,7 +340,12 @@ def _compare_full(case: Case, full: Sequence[torch.Tensor]) -> TensorComparison:
     has_disagreement = bool(off) and _has_disagreement(
         [fp64_tensors[id(tensor)] for tensor in distinct], case.floor
     )
-    return _make_value_comparison(case, full, off, has_disagreement, worst_error)
+    comparison = _make_value_comparison(case, full, off, has_disagreement, worst_error)
+    own = case.own_floor
+    is_near_own = own is not None and all(
+        own.allows(measure(tensor, reference_fp64)) for tensor in fp64_tensors.values()
+    )
+    return replace(comparison, is_near_own=is_near_own)
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

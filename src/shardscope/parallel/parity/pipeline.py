@@ -66,6 +66,7 @@ from shardscope.parallel.parity.probe import (
     Role,
 )
 from shardscope.parallel.parity.recheck import (
+    ONLY_IN_OWN,
     accept_own_values,
     is_coarse,
     recheck_fp64,
@@ -610,10 +611,20 @@ class _Session:
             return steps
         fp64 = run_fp64(version.model, version.task, is_deterministic=is_deterministic)
         exact = list(map(self._compare_step, fp64, _list_by_step(ranks)))
-        return [
+        rechecked = [
             replace(again, comparisons=recheck_fp64(step.comparisons, _by_key(again.comparisons)))
             for step, again in zip(steps, exact, strict=True)
         ]
+        others = [
+            r for step in rechecked for r in step.comparisons if r.verdict.detail == ONLY_IN_OWN
+        ]
+        if others:
+            names = list_names([result.case.name or "the output" for result in others])
+            self._report(
+                "double precision",
+                f"not compared in it, as the original gives other results in it: {names}",
+            )
+        return rechecked
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

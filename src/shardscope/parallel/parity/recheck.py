@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from shardscope.numerics import to_fp64_on_cpu
+from shardscope.numerics import Distance, epsilon, to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     OF_A_RANK,
     Key,
@@ -28,6 +28,8 @@ CONFIRMED = "agrees in double precision too"
 """The detail of a tensor that agrees in both precisions."""
 AGREES_IN_FP64 = "agrees in double precision"
 """What the detail of a tensor ends with that is less accurate, and agrees in double precision."""
+ONLY_IN_OWN = "agrees in its own precision; the single device's result in double is another"
+"""The detail of a tensor of which double precision says nothing, as the original differs in it."""
 _COARSE = 1e-4  # a machine epsilon that may hide an error
 _MAX_ROUNDING = 0.5  # the relative error above which a tensor has other values, not rounded ones
 _NOISY = 1e-3  # a relative noise that may hide an error
@@ -89,7 +91,10 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
             result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
         )
         return dataclasses.replace(result, verdict=verdict)
-    if is_close and fp64_agreement in _NUMERIC and not _is_fp64_rounding(fp64_result):
+    if is_close and fp64_agreement in _NUMERIC and result.is_near_own:
+        verdict = replace(result.verdict, detail=ONLY_IN_OWN)
+        return dataclasses.replace(result, verdict=verdict)
+    if is_close and fp64_agreement in _NUMERIC and not _is_fp64_rounding(result, fp64_result):
         dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
         verdict = replace(
             fp64_result.verdict,
@@ -106,13 +111,23 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
     return dataclasses.replace(fp64_result, verdict=result.verdict, dtype=result.dtype)
 
 
-def _is_fp64_rounding(fp64_result: TensorComparison) -> bool:
+def _is_fp64_rounding(result: TensorComparison, fp64_result: TensorComparison) -> bool:
     """Whether an error in double precision is one of its rounding, however little is expected.
 
-    An optimizer that divides by the size of a gradient makes rounding of small gradients larger.
+    An optimizer that divides by the size of a gradient makes rounding of small gradients larger. A
+    gradient that is zero in exact arithmetic may, by chance, be the same in perturbed runs: the
+    noise of `result`, in the model's own precision, says how large its rounding can be.
     """
     verdict, floor = fp64_result.verdict, fp64_result.case.floor
-    if verdict.error is None or verdict.max_error is None or floor is None:
+    if verdict.max_error is None or floor is None:
+        return False
+    rms = verdict.max_error if verdict.error is None else verdict.error * floor.scale
+    own, reference = result.case.floor, result.case.reference
+    if own is not None and reference is not None:
+        finer = own.scale_by(epsilon(torch.float64) / epsilon(reference.dtype))
+        if finer.allows(Distance(rms, verdict.max_error)):
+            return True
+    if verdict.error is None:
         return False
     return verdict.error <= _LEAST_FP64 and verdict.max_error <= _LEAST_FP64 * floor.top
 
