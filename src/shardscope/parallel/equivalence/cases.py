@@ -16,6 +16,7 @@ from shardscope.numerics import (
     is_inexact,
     to_fp64_on_cpu,
 )
+from shardscope.parallel.equivalence.modes import list_differing
 from shardscope.parallel.equivalence.names import tie_names
 from shardscope.parallel.equivalence.step import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
@@ -130,6 +131,7 @@ def make_cases(
         if of_parameters != CLIPPED or any(map(_changes_gradients, (runs.reference, *ranks))):
             yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
     yield from _make_setting_cases(runs.reference, ranks, sizes)
+    yield from _make_mode_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -220,6 +222,18 @@ def _make_setting_cases(
         )
         floor = find_floor(single, None, (), torch.float32)
         yield Case(TensorKind.SETTING, setting, single, single, floor, tensors, sizes)
+
+
+def _make_mode_cases(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case for each module that ranks call in other modes than each other, or the original."""
+    of_ranks = [rank.training.modes for rank in ranks]
+    for name, single, modes in list_differing(reference.training.modes, of_ranks):
+        tensors = tuple(torch.tensor(int(mode)) for mode in modes)
+        wanted = torch.tensor(int(single))
+        label = f"{name}.training".lstrip(".")
+        yield Case(TensorKind.MODE, label, wanted, wanted, None, tensors, sizes)
 
 
 def _changed_parameters(

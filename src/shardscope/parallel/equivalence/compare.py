@@ -21,7 +21,7 @@ from shardscope.numerics import (
     unravel,
 )
 from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
-from shardscope.parallel.equivalence.step import StepResult
+from shardscope.parallel.equivalence.step import EVALUATION, StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
 from shardscope.record import (
     FINE,
@@ -80,6 +80,8 @@ def compare_case(case: Case) -> TensorComparison:
     absent = [rank for rank in range(len(case.ranks)) if rank not in present]
     if not absent:
         return _compare_values(case, [tensor for tensor in case.ranks if tensor is not None])
+    if present and case.kind is TensorKind.OUTPUT and case.name.startswith(EVALUATION):
+        return _compare_present(case, present)
     is_zero = not bool(reference.any())
     if is_zero and not any(bool(_tensor_of(case, rank).any()) for rank in present):
         return _make_comparison(
@@ -87,6 +89,15 @@ def compare_case(case: Case) -> TensorComparison:
         )
     where = "no rank has one" if not present else "some ranks have none"
     return _make_comparison(case, Agreement.MISSING, f"{where}; the single device does", absent)
+
+
+def _compare_present(case: Case, present: Sequence[int]) -> TensorComparison:
+    """The verdict on the ranks that have an evaluation, as where only the first one evaluates."""
+    comparison = compare_case(case.choose_ranks(present))
+    if comparison.verdict.agreement in FINE:
+        return comparison
+    verdict = structs.replace(comparison.verdict, ranks=compress_ranks(present))
+    return replace(comparison, verdict=verdict)
 
 
 def _compare_extra(case: Case, present: Sequence[int]) -> TensorComparison:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Number
 from typing import Any, final
 
@@ -21,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.modules import named_modules_with_aliases
+from shardscope._torch.modules import is_wrapper, named_modules_with_aliases
 from shardscope._torch.training_hooks import watch_training
 from shardscope.attribution.call_sites import read_stack
+from shardscope.parallel.equivalence.modes import ModuleMode, depends_on_mode, draws_in_training
 from shardscope.parallel.equivalence.names import OriginalNames, named_items, tie_names
 from shardscope.record import Source, TensorKind
 
@@ -83,7 +85,7 @@ class TrainingValues:
     single numbers in the order in which they occurred: losses, norms, what the step returns,
     counters. `settings` maps settings of the optimizer, such as lr, to their values by parameter;
     `sources` has the line behind a scalar. `stale` names parameters that have a gradient, but are
-    in no optimizer that stepped.
+    in no optimizer that stepped. `modes` has the modules that depend on their mode.
     """
 
     tables: dict[Table, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class TrainingValues:
     stale: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()  # names of counters
     num_optimizer_steps: int = 0
+    modes: dict[str, ModuleMode] = field(default_factory=dict)
 
     def add_scalar(self, key: Key, value: torch.Tensor) -> None:
         """Note a further value of a number that the step computes."""
@@ -154,11 +157,12 @@ class TrainingRecorder:
     def watching(self) -> Iterator[None]:
         """Observe steps on this thread until the context ends."""
         hooks = []
-        for module in {
-            id(module): module for _, module in self._names.modules(self._model)
-        }.values():
+        modules = list(self._names.modules(self._model))
+        for name, module in {id(module): (name, module) for name, module in modules}.values():
             hooks.append(module.register_forward_pre_hook(self._enter))
             hooks.append(module.register_forward_hook(self._leave, always_call=True))
+            if depends_on_mode(module) and not is_wrapper(module):
+                hooks.append(module.register_forward_pre_hook(partial(self._note_mode, name)))
         try:
             with watch_training(self):
                 yield
@@ -285,6 +289,12 @@ class TrainingRecorder:
         self._values.add_scalar(key, tensor.detach().clone())
         if source is not None:
             self._values.sources.setdefault(key, source)
+
+    def _note_mode(self, name: str, module: nn.Module, _: object) -> None:
+        if torch.is_grad_enabled() and not is_in_backward():
+            known = self._values.modes.get(name)
+            modes = frozenset({module.training}) | (known.modes if known else frozenset())
+            self._values.modes[name] = ModuleMode(modes, draws_in_training(module))
 
     def _enter(self, *_: object) -> None:
         self._depth += 1

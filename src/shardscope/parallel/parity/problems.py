@@ -24,6 +24,7 @@ from shardscope.parallel.parity.explanation import (
 )
 from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.parallel.parity.input_causes import is_passed
+from shardscope.parallel.parity.mode_problems import find_mode_problem
 from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import (
@@ -72,6 +73,9 @@ def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[
     ]
     if not wrong:
         return []
+    mode = find_mode_problem(wrong)
+    if mode is not None:  # all else may follow from it
+        return [mode]
     # An evaluation after the optimizer's step follows from what is wrong before it.
     before = [result for result in wrong if not _is_evaluation(result)]
     wrong = before or wrong
