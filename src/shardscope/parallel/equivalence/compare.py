@@ -22,7 +22,12 @@ from shardscope.numerics import (
 )
 from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
 from shardscope.parallel.equivalence.step import EVALUATION, StepResult
-from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
+from shardscope.parallel.equivalence.tensor_shards import (
+    Layout,
+    ranks_along,
+    shard_layouts,
+    trim_padding,
+)
 from shardscope.record import (
     FINE,
     Agreement,
@@ -31,6 +36,8 @@ from shardscope.record import (
     TensorVerdict,
     compress_ranks,
 )
+
+_MAX_PADDED_ERROR = 0.3  # of a tensor that is taken for a wrong one with padding
 
 
 @final
@@ -195,6 +202,9 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
                 nearest = comparison
     if nearest is not None:
         return _choose_wrong_shards(nearest, tensors)
+    padded = _compare_padded(case, tensors)
+    if padded is not None:
+        return padded
     joined = [] if case.kind is TensorKind.OUTPUT else _join_flat(tensors, shape, case.sizes)
     flat = [_compare_full(case, full) for full in joined]
     if flat:
@@ -202,6 +212,21 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
     odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
     fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _make_comparison(case, Agreement.RESHAPED, fact, odd)
+
+
+def _compare_padded(case: Case, tensors: Sequence[torch.Tensor]) -> TensorComparison | None:
+    """The verdict on tensors that are padded at the end; None if they are not like that at all."""
+    assert case.reference is not None
+    shape = case.reference.shape
+    comparisons = []
+    for trimmed in trim_padding(tensors, shape, case.sizes):
+        total = sum(tensor.numel() for tensor in trimmed)
+        if total % shape.numel() == 0 and total:
+            comparisons.append(
+                _compare_layouts(replace(case, ranks=tuple(trimmed), calls=()), trimmed)
+            )
+    nearest = min(comparisons, key=_error, default=None)
+    return nearest if nearest is not None and _error(nearest) < _MAX_PADDED_ERROR else None
 
 
 def _join_flat(

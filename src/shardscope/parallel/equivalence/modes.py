@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import FunctionType
-from typing import Any, final
+from typing import final
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -39,8 +38,7 @@ def draws_in_training(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
 
 
-@cache
-def _reads_mode(kind: type[Any]) -> bool:
+def _reads_mode(kind: type[nn.Module]) -> bool:
     """Whether a method of the user's class of modules mentions `training`."""
     functions = (
         value

@@ -246,7 +246,7 @@ class TrainingRecorder:
         self._graded |= self._find_graded()
         names = {id(parameter): name for name, parameter in reversed(named.items())}
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._use_gradients([name for name, parameter in named.items() if id(parameter) in ids])
+        self._use_gradients({n: p for n, p in named.items() if id(p) in ids})
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
             group_ids = set(map(id, group["params"]))
@@ -322,11 +322,14 @@ class TrainingRecorder:
         table |= {n: g for n, g in self._unclipped.items() if n not in self._used & table.keys()}
         self._on_gradients()
 
-    def _use_gradients(self, names: Collection[str]) -> None:
+    def _use_gradients(self, own: Mapping[str, torch.Tensor]) -> None:
         """Take the gradients of these parameters, which an optimizer is about to use."""
+        if is_in_backward():  # the gradients of others, that were read, are older than these
+            gradients = {name: _gradient_of(parameter) for name, parameter in own.items()}
+            self._unclipped |= _copy_all({n: g for n, g in gradients.items() if g is not None})
         table = self._values.tables[TensorKind.GRADIENT, ""]
-        table |= {name: self._unclipped[name] for name in names if name in self._unclipped}
-        self._used.update(names)
+        table |= {name: self._unclipped[name] for name in own if name in self._unclipped}
+        self._used.update(own)
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
         """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""
