@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.ddp import read_buckets
+from shardscope._torch.storage import is_transformed
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
@@ -68,6 +69,7 @@ class StepResult:
     ties: dict[str, str] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     num_calls: int = 1  # of the model
+    num_transformed: int = 0  # calls in a transform of torch.func, whose outputs are not kept
     num_backwards: int = 0  # that reached an output of the model
     num_cleared: int = 0  # times that gradients were cleared before another backward
     is_bypassed: bool = False  # the module inside DistributedDataParallel was called without it
@@ -351,6 +353,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         full,
         changed=frozenset(changed) | training.changed,
         num_calls=len(calls.results) + len(calls.evaluations),
+        num_transformed=calls.num_transformed,
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
@@ -552,6 +555,7 @@ class _Calls:
     evaluations: list[object] = field(default_factory=list)
     inputs: list[torch.Tensor] = field(default_factory=list)
     source: Source | None = None
+    num_transformed: int = 0  # calls in a transform of torch.func, such as vmap
 
 
 @contextmanager
@@ -572,13 +576,18 @@ def _captured_outputs(
         nonlocal depth
         depth += 1
         if depth == 1 and not is_in_backward():
-            outputs.inputs += [_local(t).clone() for _, t in named_tensors((args, kwargs))]
+            tensors = [tensor for _, tensor in named_tensors((args, kwargs))]
+            outputs.inputs += [_local(t).clone() for t in tensors if not is_transformed(t)]
             outputs.source = outputs.source or read_stack(sys._getframe(1)).source
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         nonlocal depth
         depth -= 1
-        if not depth and not is_in_backward():  # backward calls a checkpointed model again
+        if depth or is_in_backward():  # backward calls a checkpointed model again
+            return
+        if any(is_transformed(tensor) for _, tensor in named_tensors(output)):
+            outputs.num_transformed += 1
+        else:
             is_updated = recorder is not None and recorder.is_updated
             is_evaluation = is_updated and not torch.is_grad_enabled()
             (outputs.evaluations if is_evaluation else outputs.results).append(output)

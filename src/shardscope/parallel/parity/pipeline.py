@@ -209,7 +209,7 @@ class _Session:
         if self.has_exact and self._is_unsure(steps):
             steps = self._reconsider(steps, is_deterministic=is_deterministic)
         for single, step_ranks in zip(runs, ranks, strict=True):
-            self._report_cleared([single.reference, *step_ranks])
+            self._report_uncompared([single.reference, *step_ranks])
         stages = find_stages(runs[0].reference.parameters, ranks[0])
         accepted = accept_own_values(
             [step.comparisons for step in steps],
@@ -253,8 +253,14 @@ class _Session:
             list(find_broken_ties(runs.reference, resolved)),
         )
 
-    def _report_cleared(self, step_results: Sequence[StepResult]) -> None:
-        """Report a gap if gradients were computed, but none is left to compare."""
+    def _report_uncompared(self, step_results: Sequence[StepResult]) -> None:
+        """Report gaps: outputs that cannot be kept, and gradients of which none is left."""
+        if any(run.num_transformed for run in step_results):
+            self._report(
+                "outputs",
+                "not compared where the step calls the model in a transform of torch.func, such as "
+                "vmap; what it computes from them is",
+            )
         if all(run.num_backwards and is_cleared(run.gradients.values()) for run in step_results):
             self._report(
                 "gradients",

@@ -29,6 +29,7 @@ from shardscope._torch.dispatch import (
     op_schema,
 )
 from shardscope._torch.dtensor import quiet_collectives
+from shardscope._torch.storage import is_transformed
 from shardscope._torch.training_hooks import unwatched, watch_training
 from shardscope.attribution.call_sites import read_stack
 from shardscope.parallel.equivalence import (
@@ -259,7 +260,7 @@ class ModuleProbe:
         If hooks of the module turned the tensor that it was `passed` into this one, record the
         gradient of that tensor: their backward may reduce it.
         """
-        if self._is_updated and not torch.is_grad_enabled():
+        if (self._is_updated and not torch.is_grad_enabled()) or is_transformed(tensor):
             return
         points = self._points.setdefault(id(tensor), [])
         known = (
