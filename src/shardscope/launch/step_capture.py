@@ -312,7 +312,7 @@ class ModelRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, is_active: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_active = is_active
-        self._mean = MeanRngMode()  # type: ignore[no-untyped-call]
+        self._mean = MeanRngMode()
         self.has_drawn = False
 
     def __torch_dispatch__(

@@ -223,7 +223,7 @@ class ReplayInstrument:
         with ExitStack() as stack:
             if is_fp64:
                 stack.enter_context(fp64_mode(narrow))
-            stack.enter_context(MeanRngMode())  # type: ignore[no-untyped-call]
+            stack.enter_context(MeanRngMode())
             for group in plan.groups:
                 with ExitStack() as probing:
                     if result.probe is not None and group is plan.groups[0]:

@@ -18,7 +18,7 @@ from shardscope.numerics import (
 )
 from shardscope.parallel.equivalence.modes import list_differing
 from shardscope.parallel.equivalence.names import tie_names
-from shardscope.parallel.equivalence.step import Region, StepResult
+from shardscope.parallel.equivalence.step_result import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.parallel.equivalence.training import CLIPPED, Key, Table
 from shardscope.record import TensorKind
@@ -132,6 +132,7 @@ def make_cases(
             yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
     yield from _make_setting_cases(runs.reference, ranks, sizes)
     yield from _make_mode_cases(runs.reference, ranks, sizes)
+    yield from _make_redrawn_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -234,6 +235,17 @@ def _make_mode_cases(
         wanted = torch.tensor(int(single))
         label = f"{name}.training".lstrip(".")
         yield Case(TensorKind.MODE, label, wanted, wanted, None, tensors, sizes)
+
+
+def _make_redrawn_cases(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case for each module that draws other numbers on ranks when backward calls it again."""
+    for name in sorted(frozenset().union(*(rank.draws.redrawn for rank in ranks))):
+        if name not in reference.draws.redrawn:
+            tensors = tuple(torch.tensor(int(name in rank.draws.redrawn)) for rank in ranks)
+            none = torch.tensor(0)
+            yield Case(TensorKind.REDRAWN, f"{name}.draws", none, none, None, tensors, sizes)
 
 
 def _changed_parameters(

@@ -21,7 +21,7 @@ from shardscope.numerics import (
     unravel,
 )
 from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
-from shardscope.parallel.equivalence.step import EVALUATION, StepResult
+from shardscope.parallel.equivalence.step_result import EVALUATION, StepResult
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,
     ranks_along,

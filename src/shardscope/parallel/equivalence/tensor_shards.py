@@ -217,7 +217,7 @@ def _join_rows(
     """Join shards, or, if the dim is flattened from several rows, those of each row."""
     if num_rows == 1:
         return _join(parts, dim, order)
-    if any(part.shape[dim] % num_rows for part in parts):
+    if any(part.shape[dim] % num_rows or not part.numel() for part in parts):
         return None
     rows = [part.reshape(*part.shape[:dim], num_rows, -1, *part.shape[dim + 1 :]) for part in parts]
     joined = _join(rows, dim + 1, order)

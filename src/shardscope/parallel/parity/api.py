@@ -41,12 +41,13 @@ from shardscope.parallel.parity.arguments import (
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.evidence import MAX_NOISE
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.pipeline import Version, check_parity
+from shardscope.parallel.parity.pipeline import check_parity
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.problems import SELF_EXPLANATORY, find_problems
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
 from shardscope.parallel.parity.result import ParityResult, is_within
+from shardscope.parallel.parity.version import Version
 from shardscope.parallel.parity.versions import EagerVersion, Parallelize, PartitionedVersion
 from shardscope.record import (
     TOLERABLE,
