@@ -20,7 +20,7 @@ from shardscope.parallel.equivalence.modes import list_differing
 from shardscope.parallel.equivalence.names import tie_names
 from shardscope.parallel.equivalence.step_result import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.equivalence.training import CLIPPED, Key, Table
+from shardscope.parallel.equivalence.training import CLIPPED, DECISION, Key, Table
 from shardscope.record import TensorKind
 
 Tensors = list[torch.Tensor]
@@ -119,6 +119,9 @@ def make_cases(
         if name in added and key not in table.references:
             continue
         of_ranks = [rank.get(key, []) for rank in tensors]
+        if key == DECISION:
+            yield from _make_decision_cases(table.references.get(key, []), of_ranks, sizes)
+            continue
         if kind in _SCALARS:
             yield from table.make_scalar_cases(key, of_ranks)
             continue
@@ -223,6 +226,21 @@ def _make_setting_cases(
         )
         floor = find_floor(single, None, (), torch.float32)
         yield Case(TensorKind.SETTING, setting, single, single, floor, tensors, sizes)
+
+
+def _make_decision_cases(
+    reference: Tensors, ranks: Sequence[Tensors], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case of the last number that a scheduler decides by, if ranks have different ones.
+
+    Ranks that agree decide alike, as a single device does that has a multiple of the number.
+    """
+    known = [numbers[-1] for numbers in ranks if numbers]
+    floor = find_floor(known[0], None, (), torch.float32) if known else None
+    if floor is not None and not all(floor.covers(number, known[0]) for number in known):
+        single = reference[-1] if reference else known[0]
+        tensors = tuple(numbers[-1] if numbers else known[0] for numbers in ranks)
+        yield Case(*DECISION, single, single, floor, tensors, sizes)
 
 
 def _make_mode_cases(

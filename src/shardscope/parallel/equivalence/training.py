@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.modules import is_wrapper, named_modules_with_aliases
-from shardscope._torch.training_hooks import watch_training
+from shardscope._torch.training_hooks import TrainingListener, watch_training
 from shardscope.attribution.call_sites import read_stack
 from shardscope.parallel.equivalence.modes import ModuleMode, depends_on_mode, draws_in_training
 from shardscope.parallel.equivalence.names import OriginalNames, named_items, tie_names
@@ -41,6 +41,7 @@ CLIPPED: Table = (TensorKind.CLIPPED, "")
 RAW: Table = (TensorKind.GRADIENT, "after backward")
 REDUCED: Table = (TensorKind.GRADIENT, "after collectives")
 UPDATED: Table = (TensorKind.UPDATED, "")
+DECISION: Key = (TensorKind.SETTING, "metric of ReduceLROnPlateau")
 _NORM: Key = (TensorKind.NORM, "gradient norm")
 _LOSS: Key = (TensorKind.LOSS, "loss")
 
@@ -120,7 +121,7 @@ class TrainingValues:
 
 
 @final
-class TrainingRecorder:
+class TrainingRecorder(TrainingListener):
     """Records the steps of one rank. `trainer` is an object whose counters are recorded, too.
 
     `on_gradients` is called when the gradients of a step were copied, before they are clipped.
@@ -260,6 +261,11 @@ class TrainingRecorder:
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """The optimizer has stepped."""
         self._num_in_optimizer = max(0, self._num_in_optimizer - 1)
+
+    def decide(self, number: float) -> None:
+        """Note a number by which a scheduler decides."""
+        source = read_stack(sys._getframe(1)).source
+        self._add(DECISION, torch.tensor(number, dtype=torch.float64), source)
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
         """Note a number that the program reads outside its modules, by the line that reads it."""
