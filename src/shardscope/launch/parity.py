@@ -171,11 +171,20 @@ def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Repl
     reference, perturbed, fp64, perturbed_fp64 = results
     if reference is None or perturbed is None:
         raise LaunchError(_explain(ended[request.jobs[0 if reference is None else 1]]))
+    reason = reference.failure or perturbed.failure
+    if reason and trainings[0] is None:
+        raise LaunchError(_explain(ended[request.jobs[0]], reason))
     failures = RunResult(None, [ended[job] for job in request.jobs[:2]]).failures
     gaps = [Gap(place="training", fact=_describe_failures(failures))] if failures else []
-    if fp64 is not None and perturbed_fp64 is not None:
+    if reason:
+        fact = "compared in entire steps only: a single process fails on the inputs of a rank "
+        fact += f"({reason:.300})"
+        gaps.append(Gap(place="calls of the model", fact=fact))
+    in_fp64 = [replay for replay in (fp64, perturbed_fp64) if replay is not None]
+    if len(in_fp64) == 2 and (reason or not any(replay.failure for replay in in_fp64)):
         return Replays(reference, perturbed, fp64, perturbed_fp64, trainings), gaps
-    failures = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
+    failed = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
+    failures = (*failed, *(replay.failure for replay in in_fp64 if replay.failure))
     fact = f"the program does not run in it as a single process ({' '.join(failures):.200})"
     gaps.append(Gap(place="double precision", fact=fact))
     return Replays(reference, perturbed, trainings=trainings), gaps
@@ -192,9 +201,11 @@ def _describe_failures(failures: Sequence[str]) -> str:
     )
 
 
-def _explain(ended: JobEnded) -> str:
+def _explain(ended: JobEnded, reason: str = "") -> str:
     failures = RunResult(None, [ended]).failures
-    reason = failures[0].removeprefix("Rank 0 failed: ") if failures else "It did not train."
+    if failures:
+        reason = failures[0].removeprefix("Rank 0 failed: ")
+    reason = reason or "It did not train."
     return (
         f"The program ran as several ranks, but cannot be replayed as a single process: {reason} "
         "If arguments of its own, such as a degree of parallelism, need more ranks, give those for "

@@ -68,6 +68,14 @@ class _ReplayError(Exception):
     """Says in a sentence why a step cannot be replayed."""
 
 
+class _CallError(Exception):
+    """Says in a sentence why a single process cannot call its model as the ranks do."""
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.200}"
+
+
 def name_replay_file(instrument: str) -> str:
     """The file with the result of a replay, or with a sentence that says why there is none."""
     return f"{instrument}.pt"
@@ -174,7 +182,7 @@ class ReplayInstrument:
         finally:
             self._is_in_model = False
         torch.save(result, Path(self._folder, name_replay_file(self._name)))
-        if isinstance(result, str) or result.probe is not None:
+        if isinstance(result, str) or PROBED in self._name:
             self.is_done = True
             raise StepsDone
 
@@ -224,17 +232,26 @@ class ReplayInstrument:
             if is_fp64:
                 stack.enter_context(fp64_mode(narrow))
             stack.enter_context(MeanRngMode())
-            for group in plan.groups:
-                with ExitStack() as probing:
-                    if result.probe is not None and group is plan.groups[0]:
-                        probing.enter_context(result.probe.attached(model, OriginalNames(model)))
-                    _load(named_buffers(model), plan.buffers)
-                    calls = [
-                        _change(call, is_perturbed=is_perturbed, is_fp64=is_fp64)
-                        for call in group.calls
-                    ]
-                    _replay_group(model, arguments, calls, group.weight, result)
+            try:
+                self._replay_groups(model, arguments, result)
+            except Exception as error:  # noqa: BLE001 - entire steps can still be compared
+                reason = str(error) if isinstance(error, _CallError) else _describe(error)
+                model.zero_grad(set_to_none=True)
+                return ReplayResult([], [], {}, full, failure=reason)
         return result
+
+    def _replay_groups(self, model: nn.Module, arguments: Any, result: ReplayResult) -> None:
+        """Replay the calls of each group of ranks, and add what they compute to `result`."""
+        for group in self._plan.groups:
+            with ExitStack() as probing:
+                if result.probe is not None and group is self._plan.groups[0]:
+                    probing.enter_context(result.probe.attached(model, OriginalNames(model)))
+                _load(named_buffers(model), self._plan.buffers)
+                calls = [
+                    _change(call, is_perturbed=self._is_perturbed, is_fp64=self._is_fp64)
+                    for call in group.calls
+                ]
+                _replay_group(model, arguments, calls, group.weight, result)
 
 
 def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]:
@@ -322,7 +339,7 @@ def _call_with(model: nn.Module, arguments: Any, call: CapturedCall) -> Any:
     num_tensors = sum(isinstance(leaf, torch.Tensor) for leaf in own)
     num_constants = sum(isinstance(leaf, Constant) for leaf in own)
     if (num_tensors, num_constants) != (len(call.inputs), len(call.constants)):
-        raise _ReplayError(
+        raise _CallError(
             f"The ranks call the model with {len(call.inputs)} tensors and {len(call.constants)} "
             f"plain values, and a single process with {num_tensors} and {num_constants}, so that "
             "the calls cannot be compared."

@@ -27,6 +27,7 @@ from shardscope._torch.training_hooks import TrainingListener, watch_training
 from shardscope.attribution.call_sites import read_stack
 from shardscope.parallel.equivalence.modes import ModuleMode, depends_on_mode, draws_in_training
 from shardscope.parallel.equivalence.names import OriginalNames, named_items, tie_names
+from shardscope.parallel.equivalence.readings import count_readings
 from shardscope.record import Source, TensorKind
 
 Table = tuple[TensorKind, str]
@@ -268,12 +269,18 @@ class TrainingRecorder(TrainingListener):
         self._add(DECISION, torch.tensor(number, dtype=torch.float64), source)
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
-        """Note a number that the program reads outside its modules, by the line that reads it."""
+        """Note a number that the program reads outside its modules, by the line that reads it.
+
+        Of several on one line, all but the first have their count behind it: `train.py:9 (2)`.
+        """
         if self._depth or self._num_in_optimizer or is_in_backward() or tensor.numel() != 1:
             return
-        source = read_stack(sys._getframe(1)).source
-        if source is not None and _is_number(value):
-            key = (TensorKind.REPORTED, f"{source.file}:{source.line}")
+        stack = read_stack(sys._getframe(1))
+        source = stack.source
+        if source is not None and stack.user is not None and _is_number(value):
+            count = count_readings(stack.user, stack.instruction)
+            more = f" ({count})" if count > 1 else ""
+            key = (TensorKind.REPORTED, f"{source.file}:{source.line}{more}")
             self._add(key, torch.tensor(value, dtype=tensor.dtype), source)
 
     def after_collective(self, kind: str, inputs: object, outputs: Sequence[torch.Tensor]) -> None:

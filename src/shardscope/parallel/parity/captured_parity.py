@@ -152,8 +152,13 @@ class _Calls(NamedTuple):
 
 
 def _compare_calls(steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays) -> _Calls:
-    of_groups = [_compare_group(steps, plan, replays, index) for index in range(len(plan.groups))]
-    comparisons, factor = _compare_gradients(steps, plan, replays)
+    of_groups: list[list[TensorComparison]] = []
+    comparisons: list[TensorComparison] = []
+    factor = None
+    if not replays.is_failed:
+        groups = range(len(plan.groups))
+        of_groups = [_compare_group(steps, plan, replays, index) for index in groups]
+        comparisons, factor = _compare_gradients(steps, plan, replays)
     compared = [result for group in (*of_groups, comparisons) for result in group]
     unequal = _find_unequal_parameters(steps, plan, replays)
     origins = [] if unequal else _find_origins(steps, plan, replays, compared)

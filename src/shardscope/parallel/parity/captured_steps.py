@@ -131,7 +131,8 @@ class ReplayResult:
     """What a single device computed: outputs and buffers of each group, and averaged gradients.
 
     `parameters` are the weights that it had. `probe` has recorded the modules in the calls of the
-    first group, if it was asked to.
+    first group, if it was asked to. `failure` says why the calls could not be replayed, as where
+    the inputs of a rank are parts that need those of the others; there are no results then.
     """
 
     outputs: list[list[tuple[str, torch.Tensor]]]
@@ -139,6 +140,7 @@ class ReplayResult:
     gradients: Tensors
     parameters: Tensors
     probe: ModuleProbe | None = None
+    failure: str = ""
 
 
 @final
@@ -155,6 +157,11 @@ class Replays:
     fp64: ReplayResult | None = None
     perturbed_fp64: ReplayResult | None = None
     trainings: Sequence[CapturedTraining | None] = (None,) * 4
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the calls of the model could not be replayed, and only entire steps compare."""
+        return bool(self.reference.failure or self.perturbed.failure)
 
 
 def plan_replay(

@@ -22,6 +22,7 @@ from shardscope.parallel.equivalence import (
     ranks_along,
 )
 from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.evidence import list_sizes
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 
 CONFIRMED = "agrees in double precision too"
@@ -35,6 +36,7 @@ _MAX_ROUNDING = 0.5  # the relative error above which a tensor has other values,
 _NOISY = 1e-3  # a relative noise that may hide an error
 _LEAST_FP64 = 1e-10  # the relative error in double precision below which it is rounding
 _MAX_SAMPLES = 1024  # largest number of samples that are compared pairwise
+_EXACT = 1e-4  # how far from a multiple a number may be
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
 
@@ -233,7 +235,7 @@ def accept_own_values(
         is_trained = is_right and has_gradients
         logged = reference.find_logged()
         accepted = (
-            _accept_reading(_accept_stage(result, stages), logged, is_right=is_trained)
+            _accept_reading(_accept_stage(result, stages), axes, logged, is_right=is_trained)
             for result in step
         )
         decided.append([_accept(result, axes, is_right=is_trained) for result in accepted])
@@ -275,14 +277,31 @@ def _accept_own_part(result: TensorComparison, axes: Mapping[str, int]) -> Tenso
 
 
 def _accept_reading(
-    result: TensorComparison, logged: Collection[Key], *, is_right: bool
+    result: TensorComparison, axes: Mapping[str, int], logged: Collection[Key], *, is_right: bool
 ) -> TensorComparison:
+    """Accept a number that is no loss or norm, or a sum over ranks that may be divided later."""
     case = result.case
     is_read = case.kind is TensorKind.REPORTED and not case.name.startswith("returned")
     is_wrong = result.verdict.agreement not in TOLERABLE
-    if not is_right or not is_read or not is_wrong or (case.kind, case.name) in logged:
+    if not is_right or not is_read or not is_wrong:
         return result
+    if (case.kind, case.name) in logged:
+        number = _find_multiple(result, axes)
+        is_multiple = result.verdict.agreement is Agreement.DIFFERS and number is not None
+        return call_close(result, f"summed over {number} ranks") if is_multiple else result
     return call_close(result, "neither a loss nor a norm; all that is trained agrees")
+
+
+def _find_multiple(result: TensorComparison, axes: Mapping[str, int]) -> int | None:
+    """The number of ranks that a number is a multiple by on every rank; None if there is none."""
+    target = result.case.target
+    if target is None or not result.full or not bool(target.all()):
+        return None
+    ratios = torch.cat([full.double().reshape(-1) / target.reshape(-1) for full in result.full])
+    return next(
+        (size for _, size in list_sizes(axes) if bool(((ratios / size - 1).abs() < _EXACT).all())),
+        None,
+    )
 
 
 def _is_scalar_state(result: TensorComparison) -> bool:
