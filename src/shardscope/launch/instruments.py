@@ -272,11 +272,14 @@ class NoInstrument:
         return None
 
 
-def make_instrument(names: str, gpu: str, *, stream: Path, folder: str) -> Instrument:
+def make_instrument(
+    names: str, gpu: str, *, stream: Path, folder: str, num_steps: int
+) -> Instrument:
     """The instruments of these names, joined by "+"; one that records nothing for others.
 
     `stream` is the file to which collectives are written as they happen. `folder` is where
-    the instruments that capture or replay a step read and write it.
+    the instruments that capture or replay a step read and write it. Those that also record modules
+    capture the last of `num_steps`.
     """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
@@ -284,7 +287,7 @@ def make_instrument(names: str, gpu: str, *, stream: Path, folder: str) -> Instr
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
         CAPTURE: lambda: CaptureInstrument(folder),
-        CAPTURE + PROBED: lambda: CaptureInstrument(folder, has_probe=True),
+        CAPTURE + PROBED: lambda: CaptureInstrument(folder, probed_step=num_steps - 1),
         **{
             name + end: functools.partial(ReplayInstrument, name + end, folder)
             for name in REPLAYS

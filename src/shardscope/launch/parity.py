@@ -26,12 +26,16 @@ from shardscope.parallel.parity.captured_data import DataUse
 from shardscope.parallel.parity.captured_parity import compare_steps
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
+    CapturedTraining,
     ReplayPlan,
     Replays,
     plan_replay,
+    reorder_ranks,
 )
 from shardscope.parallel.parity.captured_training import (
+    TrainingComparison,
     compare_training,
+    depends_on_order,
     find_next_use,
 )
 from shardscope.record import Gap, Recording
@@ -83,14 +87,16 @@ def compare_program(
         num_parallel=cluster.size,
         has_data=True,
     )
-    steps, plan, replays, gaps = _run(request, single_args, on_event, batch_dim=batch_dim)
-    training = compare_training([step.training for step in steps], plan, replays)
-    recording, can_locate = compare_steps(steps, plan, replays, gaps, training)
-    if can_locate:
+    run = _run(request, single_args, on_event, batch_dim=batch_dim)
+    training = run.training
+    recording, index = compare_steps(run.steps, run.plan, run.replays, run.gaps, training)
+    if index is not None:
         try:
-            probed = replace(request, num_steps=1)
+            probed = replace(request, num_steps=index + 1)
             run = _run(probed, single_args, on_event, batch_dim=batch_dim, end=PROBED)
-            recording, _ = compare_steps(*run, training)
+            recording, _ = compare_steps(
+                run.steps, run.plan, run.replays, run.gaps, training, index=index
+            )
         except LaunchError as error:
             fact = f"a run in which modules are recorded failed ({error!s:.200})"
             gap = Gap(place="the first difference", fact=fact)
@@ -105,6 +111,7 @@ class _Run(NamedTuple):
     plan: ReplayPlan
     replays: Replays
     gaps: list[Gap]
+    training: TrainingComparison | None  # of a run without probes
 
 
 def _run(
@@ -115,7 +122,10 @@ def _run(
     batch_dim: int,
     end: str = "",
 ) -> _Run:
-    """Capture and replay steps; `end` is that of the names of the instruments."""
+    """Capture and replay steps; `end` is that of the names of the instruments.
+
+    Those that record modules capture the last step.
+    """
     with tempfile.TemporaryDirectory(
         prefix="shardscope-parity-", ignore_cleanup_errors=True
     ) as folder:
@@ -142,7 +152,27 @@ def _run(
             trainings = [step.training for step in steps]
             use = None if end else find_next_use(trainings, plan, replays)
             gaps += replay_gaps if use is DataUse.OWN else []
-    return _Run(steps, plan, replays, [*gaps, *replay_gaps])
+        training = None if end else compare_training(trainings, plan, replays)
+        is_joined = plan.data.use is DataUse.JOINED and plan.data.num_groups > 1
+        if training is not None and training.has_wrong_data and is_joined:
+            scratch = str(Path(folder, "single-reordered"))
+            request = replace(request, scratch=scratch, jobs=jobs[:1], num_parallel=1)
+            reordered = _train_reordered(request, reorder_ranks(plan), on_event)
+            if depends_on_order(replays, reordered):
+                training = compare_training(trainings, plan, replays, is_order_unknown=True)
+    return _Run(steps, plan, replays, [*gaps, *replay_gaps], training)
+
+
+def _train_reordered(
+    request: Request, plan: ReplayPlan, on_event: OnEvent
+) -> CapturedTraining | None:
+    """What a single process computes with the samples of the ranks in another order."""
+    mail = Path(request.scratch, MAIL)
+    mail.mkdir(parents=True)
+    torch.save(plan, mail / PLAN)
+    list(run_jobs(request, on_event))
+    training: CapturedTraining | None = _load_if_there(mail / name_training_file(REPLAYS[0]))
+    return training
 
 
 def _capture(request: Request, on_event: OnEvent) -> tuple[list[CapturedStep], list[Gap]]:

@@ -161,7 +161,11 @@ class ProgramRun:
     def _make_instrument(self) -> Instrument:
         mail = str(Path(self._request.scratch, MAIL))
         return make_instrument(
-            self._job.instrument, self._request.gpu, stream=self._stream, folder=mail
+            self._job.instrument,
+            self._request.gpu,
+            stream=self._stream,
+            folder=mail,
+            num_steps=self._request.num_steps,
         )
 
     def _start(self, models: list[nn.Module]) -> None:
