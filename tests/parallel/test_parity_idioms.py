@@ -183,3 +183,45 @@ def test_logits_and_weights_with_padding_agree():
     recording = compare(model, step, parallelize=parallelize, batch_axes=())
     assert not recording.findings
     assert "" in {t.name for t in recording.parity[0].tensors if t.kind is TensorKind.OUTPUT}
+
+
+@pytest.mark.parametrize("is_reduced", [True, False])
+def test_schedulers_of_all_ranks_decide_by_the_same_number(is_reduced):
+    """Also before the learning rates differ."""
+
+    def make_both(model):
+        optimizer = make_optimizer(model)
+        return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=9)
+
+    def step(model, batch, both, mesh=None):
+        optimizer, scheduler = both
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        metric = loss.detach().clone()
+        if mesh is not None and is_reduced:
+            dist.all_reduce(metric)  # a sum, which decides as the mean does
+        scheduler.step(metric)
+
+    recording = compare(make_layers(nn.Tanh()), step, optimizer=make_both)
+    if is_reduced:
+        assert not recording.findings
+    else:
+        [finding] = recording.findings
+        assert finding.rule == "parity-out-of-sync"
+        assert "metric of ReduceLROnPlateau is" in finding.fact
+
+
+def test_numbers_that_are_read_on_one_line_are_told_apart():
+    def step(model, batch, optimizer, mesh=None):
+        train(model, batch, optimizer)
+        loss = model(batch).square().mean().detach()
+        if mesh is not None:
+            dist.all_reduce(loss)
+        print(loss.item() / (1 if mesh is None else mesh.size()), torch.ones(()).item())
+
+    recording = compare(make_layers(nn.Tanh()), step)
+    assert not recording.findings
+    reported = {t.name for t in recording.parity[0].tensors if t.kind is TensorKind.REPORTED}
+    assert any(name.endswith(" (2)") for name in reported)

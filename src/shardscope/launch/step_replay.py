@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.modules import preserved_numbers
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.launch.step_capture import (
@@ -151,7 +152,7 @@ class ReplayInstrument:
         if not is_trained or is_in_backward():
             return call(*args, **kwargs)
         if self._observer is None:
-            with preserved_random_state():
+            with preserved_random_state(), preserved_numbers(module):
                 self._replay(module, (args, kwargs))
             self._observer = self._observe(module)
         args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
