@@ -225,3 +225,23 @@ def test_numbers_that_are_read_on_one_line_are_told_apart():
     assert not recording.findings
     reported = {t.name for t in recording.parity[0].tensors if t.kind is TensorKind.REPORTED}
     assert any(name.endswith(" (2)") for name in reported)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_are_rounded_before_they_are_reduced_are_a_warning(dtype):
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        for parameter in model.parameters() if mesh is not None else ():
+            gradient = parameter.grad.to(dtype)
+            dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
+            parameter.grad = gradient.to(parameter)
+        optimizer.step()
+
+    def make_sgd(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    options = {"parallelize": lambda model, mesh: model, "optimizer": make_sgd}
+    recording = compare(make_layers(nn.Tanh()), step, **options)
+    warnings = [finding for finding in recording.findings if finding.severity == "warning"]
+    assert [finding.rule for finding in warnings] == ["parity-rounding"] * (dtype.itemsize == 2)

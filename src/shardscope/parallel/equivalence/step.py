@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.ddp import read_buckets
+from shardscope._torch.fsdp import asks_for_rounding
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.declared import Declared
@@ -284,6 +285,7 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         inputs=calls.inputs,
         input_source=calls.source,
         unhooked=unhooked,
+        asks_for_rounding=asks_for_rounding(model),
         **(describe_local(gradients, training) if task.training is not None else {}),
         snapshots={} if probe is None else probe.snapshots,
         declared=declared,

@@ -84,6 +84,7 @@ class StepResult:
     reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
     clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
     draws: Draws = field(default_factory=Draws)
+    asks_for_rounding: bool = False  # a policy or a hook of torch's reduces in another dtype
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All tensors by kind and name: a list over calls for outputs, of length one for others."""

@@ -21,7 +21,7 @@ from shardscope.parallel.equivalence import (
     make_cases,
 )
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.parity.api import list_findings, make_parity
+from shardscope.parallel.parity.api import make_parity
 from shardscope.parallel.parity.captured_problems import (
     describe_loss,
     describe_stale,
@@ -38,6 +38,7 @@ from shardscope.parallel.parity.captured_steps import (
 )
 from shardscope.parallel.parity.captured_training import TrainingComparison, list_wrong
 from shardscope.parallel.parity.explanation import Explanation, list_names
+from shardscope.parallel.parity.findings import list_findings
 from shardscope.parallel.parity.locate import find_origins
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.problems import find_problems

@@ -78,6 +78,7 @@ def check_parity(
             without_parameters(steps[0].comparisons),
             steps[0].reference,
             session.has_exact,
+            ranks=steps[0].ranks,
             steps=[without_parameters(step.comparisons) for step in steps],
             is_training=version.task.training is not None,
         )
