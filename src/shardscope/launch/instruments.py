@@ -248,6 +248,7 @@ def make_instrument(
     *,
     stream: Path,
     folder: str,
+    num_steps: int,
     lockstep: Lockstep | None = None,
     log: DecisionLog | None = None,
     max_ops: int = 0,
@@ -256,7 +257,8 @@ def make_instrument(
 
     `stream` is the file to which collectives are written as they happen. `folder` is where
     the instruments that capture or replay a step read and write it, `lockstep` what collectives
-    are announced to, and `log` what decisions are reported to.
+    are announced to, and `log` what decisions are reported to. Instruments that also record
+    modules capture the last of `num_steps`.
     """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
@@ -264,7 +266,7 @@ def make_instrument(
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
         CAPTURE: lambda: CaptureInstrument(folder),
-        CAPTURE + PROBED: lambda: CaptureInstrument(folder, has_probe=True),
+        CAPTURE + PROBED: lambda: CaptureInstrument(folder, probed_step=num_steps - 1),
         **{
             name + end: functools.partial(ReplayInstrument, name + end, folder)
             for name in REPLAYS

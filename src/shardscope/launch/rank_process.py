@@ -170,6 +170,7 @@ class ProgramRun:
             lockstep=Lockstep(address, self._job.rank) if address else None,
             log=self._make_log(),
             max_ops=self._request.max_ops,
+            num_steps=self._request.num_steps,
         )
 
     def _make_log(self) -> DecisionLog | None:

@@ -120,6 +120,7 @@ class EagerVersion:
                 probed=probed,
                 optimizer=optimizer,
                 mesh=mesh,
+                has_observer=variant.is_observed and probed is None,
             )
             tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
         return [

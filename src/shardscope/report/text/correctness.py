@@ -447,7 +447,7 @@ def _name(verdicts: Sequence[TensorVerdict]) -> Text:
 def _name_line(verdict: TensorVerdict) -> str:
     """`train.py:20` for a number that was read there, whatever the folder; else empty."""
     path, _, line = verdict.name.rpartition(":")
-    is_line = verdict.kind is TensorKind.REPORTED and line.isdecimal()
+    is_line = verdict.kind is TensorKind.REPORTED and line.partition(" ")[0].isdecimal()
     return f"{PurePath(path).name}:{line}" if is_line else ""
 
 
