@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from shardscope.hang.mismatch import match_ranks
 from shardscope.hang.rank_calls import P2P_KINDS, RANK_MISMATCH, name_ranks
-from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
+from shardscope.hang.wait_text import DEADLOCK, RANK_BEHIND
+from shardscope.hang.waits import find_unknown_waits, is_about_tags
 
 RULES = (DEADLOCK, RANK_BEHIND, RANK_MISMATCH)
 """The rules of the findings of this package."""

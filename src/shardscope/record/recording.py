@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
 from shardscope.record.compiler_records import Diagnosis, Explanation
+from shardscope.record.hang_records import HangAnalysis
 from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
@@ -302,6 +303,7 @@ _SINGULARS = {
     "explanations": "explanation",
     "values": "value",
     "comparisons": "comparison",
+    "hangs": "hang",
 }
 
 
@@ -327,6 +329,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
+    hangs: tuple[HangAnalysis, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

@@ -1,0 +1,192 @@
+"""Causes of ranks that wait: others that are behind, that wait in turn, or that left nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardscope.hang.cause_text import (
+    describe_place,
+    describe_rank,
+    describe_waiters,
+    find_source,
+    find_wait,
+    make_cause,
+)
+from shardscope.hang.dumped_calls import DumpedCall
+from shardscope.hang.evidence import CallState, EventKind
+from shardscope.hang.rank_calls import P2P_KINDS, Wait, describe_call, name_ranks
+from shardscope.hang.run import HangRun
+from shardscope.hang.skipped_calls import find_skipped, list_deviating
+from shardscope.hang.waits import HangKind, HangState, RunState, explain_hang
+from shardscope.record.hang_records import CauseKind, Certainty, HangCause
+
+_MAX_RANKS = 8  # whose skipped calls are looked for
+
+
+def explain_state(run: HangRun, state: HangState, run_state: RunState) -> HangCause:
+    """The cause that the graph of waits shows."""
+    match state.kind:
+        case HangKind.BEHIND:
+            return _explain_behind(run, state, run_state)
+        case HangKind.CYCLE:
+            return _explain_cycle(run, state, run_state)
+    return _explain_unrecorded(run, state)
+
+
+def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> HangCause:
+    """Ranks that others wait for: they went past the call, are busy elsewhere, or do not say."""
+    ranks = state.ranks
+    wait = find_wait(state, ranks)
+    assert wait is not None
+    finding = explain_hang(state, run_state, run.calls)
+    skipped = {
+        rank: reason
+        for rank in ranks[:_MAX_RANKS]
+        if (reason := find_skipped(run, rank, wait)) is not None
+    }
+    evidence = [f"rank {rank}: {reason}" for rank, reason in skipped.items()]
+    evidence += [describe_rank(run, rank, has_last=False) for rank in ranks[:3]]
+    if skipped:
+        return make_cause(
+            CauseKind.SKIPPED_CALL,
+            Certainty.LIKELY,
+            skipped,
+            [finding.fact],
+            evidence=evidence,
+            wait=wait,
+            source=find_source(run, next(iter(skipped))),
+        )
+    kind, certainty = _classify_activity(run, ranks)
+    closed = [] if run.activities.keys() & set(ranks) else _list_closed(run, ranks)
+    if kind is CauseKind.SLOW and closed:
+        evidence.append(
+            f"the connections of {name_ranks(closed)} were closed by another process, so one that "
+            "they waited for has ended (a signal, or out of memory on its host)"
+        )
+        kind, certainty = CauseKind.CRASH, Certainty.LIKELY
+    elif kind is CauseKind.SLOW and wait.position is None and _is_past(run, ranks[0], wait):
+        kind, certainty = CauseKind.UNMATCHED_TRANSFER, Certainty.LIKELY
+    return make_cause(
+        kind,
+        certainty,
+        ranks,
+        [finding.fact],
+        evidence=[*evidence, *_explain_certainty(run, wait)],
+        wait=wait,
+        source=find_source(run, ranks[0]),
+        where=describe_place(run, ranks[0]),
+    )
+
+
+def _classify_activity(run: HangRun, ranks: list[int]) -> tuple[CauseKind, Certainty]:
+    """What the stacks of ranks say, or the phases that they had entered."""
+    for rank in ranks:
+        activity = run.activities.get(rank)
+        if activity is not None and activity.kind is not None:
+            is_named = activity.kind is not CauseKind.SLOW
+            return activity.kind, Certainty.CERTAIN if is_named else Certainty.LIKELY
+    for rank in ranks:
+        if any(event.is_open for piece in run.ranks[rank].evidence for event in piece.compilations):
+            return CauseKind.COMPILING, Certainty.LIKELY
+    for rank in ranks:
+        stop = run.ranks[rank].stop
+        phases = [] if stop is None else [begin.name.lower() for begin in stop.open_spans]
+        for words, kind in _PHASES:
+            if any(word in phase for phase in phases for word in words):
+                return kind, Certainty.LIKELY
+    has_process = any(run.ranks[rank].has_process for rank in ranks)
+    return CauseKind.SLOW, Certainty.LIKELY if has_process else Certainty.POSSIBLE
+
+
+_PHASES = (
+    (("load", "data", "batch", "fetch"), CauseKind.DATA_LOADING),
+    (("checkpoint", "save", "write"), CauseKind.FILE_SYSTEM),
+    (("compile",), CauseKind.COMPILING),
+)
+
+
+def _list_closed(run: HangRun, ranks: list[int]) -> list[int]:
+    """Ranks whose connections to others were closed, where none of these ranks failed visibly."""
+    return [
+        rank
+        for rank, files in run.ranks.items()
+        if rank not in ranks and any(event.kind is EventKind.CONNECTION for event in files.events)
+    ]
+
+
+def _is_past(run: HangRun, rank: int, wait: Wait) -> bool:
+    """Whether a rank that misses a transfer has issued a later one, or does not wait at all."""
+    columns = run.groups[wait.group].columns.get(rank)
+    call = next(iter(wait.waiters.values()))
+    if columns is None or call.start_ns is None:
+        return False
+    return any(
+        position < 0 and created > call.start_ns
+        for position, created in zip(columns.positions, columns.created_ns, strict=True)
+    )
+
+
+def _explain_certainty(run: HangRun, wait: Wait) -> Iterator[str]:
+    """How long the waiting ranks have waited, where that is known."""
+    call = next(iter(wait.waiters.values()))
+    if isinstance(call, DumpedCall) and call.state is CallState.FAILED:
+        yield "the waiting ranks gave up: their calls timed out"
+
+
+def _explain_cycle(run: HangRun, state: HangState, run_state: RunState) -> HangCause:
+    """Ranks that wait for each other; those that did something new are named, if any did."""
+    finding = explain_hang(state, run_state, run.calls)
+    waiting = state.certain if state.is_certain else state.likely
+    waits = [wait for rank in state.ranks for wait in waiting.get(rank, ())]
+    groups = {wait.group for wait in waits}
+    is_transfer = all(call.kind in P2P_KINDS for wait in waits for call in wait.waiters.values())
+    certainty = Certainty.CERTAIN if state.is_certain else Certainty.LIKELY
+    deviating = dict(list_deviating(run, sorted(set(waiting))[:64]))
+    ranks = sorted(deviating) if deviating and 2 * len(deviating) <= len(waiting) else state.ranks
+    kind = CauseKind.WRONG_ORDER
+    if is_transfer and len(groups) == 1 and not _is_order_of_transfers(waits):
+        kind = CauseKind.UNMATCHED_TRANSFER
+    wait = waits[0] if waits else None
+    return make_cause(
+        kind,
+        certainty,
+        ranks,
+        [finding.fact],
+        evidence=[*list(deviating.values())[:3], *(describe_rank(run, rank) for rank in ranks[:3])],
+        wait=wait,
+        source=find_source(run, ranks[0]),
+    )
+
+
+def _is_order_of_transfers(waits: list[Wait]) -> bool:
+    """Whether all wait in the same kind of transfer, as when all receive first."""
+    return len({call.kind for wait in waits for call in wait.waiters.values()}) == 1
+
+
+def _explain_unrecorded(run: HangRun, state: HangState) -> HangCause:
+    """Ranks that left no calls, and that all others wait for."""
+    wait = state.waits[0]
+    ranks = list(wait.missing)
+    call = next(iter(wait.waiters.values()))
+    place = "in" if wait.position is None else f"at position {wait.position} of"
+    seen = [rank for rank in ranks if rank in run.ranks]
+    what = "left no calls" if seen else "left no file"
+    fact = (
+        f"all ranks of group {wait.group} with files wait in {describe_call(call)} {place} it, "
+        f"and {name_ranks(ranks)}, which must issue it too, {what}"
+    )
+    kind, certainty = CauseKind.LOST, Certainty.LIKELY
+    if seen:
+        kind, certainty = _classify_activity(run, seen)
+        if kind is CauseKind.SLOW and not any(run.ranks[rank].has_process for rank in seen):
+            kind = CauseKind.LOST
+    return make_cause(
+        kind,
+        certainty,
+        ranks,
+        [fact],
+        evidence=[describe_waiters(wait), *(describe_rank(run, rank) for rank in seen[:3])],
+        wait=wait,
+        source=find_source(run, seen[0]) if seen else call.source,
+        where="before that",
+    )
