@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from shardscope.errors import RecordingError
 from shardscope.hang.causes import find_causes
@@ -55,13 +57,26 @@ def explain_hang(
     """
     names = [files] if isinstance(files, str | os.PathLike) else list(files)
     paths, in_folders = list_files([os.fspath(name) for name in names])
-    reports = read_paths(paths, report)
-    reports, num_others = _leave_out_others(reports, in_folders)
-    if not any(file_report.format is not None for file_report in reports):
-        raise RecordingError(_explain_nothing(reports, num_others))
-    if report is not None:
-        report("comparing ranks")
-    return explain_reports(reports, num_others)
+    with _collector_paused():
+        reports = read_paths(paths, report)
+        reports, num_others = _leave_out_others(reports, in_folders)
+        if not any(file_report.format is not None for file_report in reports):
+            raise RecordingError(_explain_nothing(reports, num_others))
+        if report is not None:
+            report("comparing ranks")
+        return explain_reports(reports, num_others)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the garbage collector, which would go through millions of entries again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def explain_reports(reports: Sequence[FileReport], num_others: int = 0) -> Recording:
@@ -73,10 +88,11 @@ def explain_reports(reports: Sequence[FileReport], num_others: int = 0) -> Recor
     positions = {name: divergence.position for name, divergence in diverged.items()}
     state = find_hang_state(run_state, calls, positions)
     causes = find_causes(run, state, run_state, diverged)
-    skews, slow_ranks = find_skew(run)
+    is_hang = state is not None or bool(causes)
+    skews, slow_ranks = ((), ()) if is_hang else find_skew(run)
     progress, num_level = list_progress(run, state, diverged)
     analysis = HangAnalysis(
-        is_hang=state is not None or bool(causes),
+        is_hang=is_hang,
         world_size=run.world_size if run.is_world_size_known else None,
         ranks=compress_ranks(sorted(run.ranks)),
         missing_ranks=compress_ranks(run.missing_ranks),
@@ -88,7 +104,7 @@ def explain_reports(reports: Sequence[FileReport], num_others: int = 0) -> Recor
         progress=progress,
         num_level_groups=num_level,
         states=list_states(run),
-        slow_ranks=slow_ranks if state is None and not causes else (),
+        slow_ranks=slow_ranks,
         skews=skews,
         unknowns=list_unknowns(run),
     )

@@ -242,6 +242,8 @@ def _make_calls(
 
 def _list_transfers(columns: RankColumns, evidence: RankEvidence) -> Iterator[IssuedCall]:
     """Sends and receives; only those that have not completed, where that is recorded."""
+    if not columns.columns.num_transfers:
+        return
     states = columns.columns.states
     for index, position in enumerate(columns.positions):
         if position >= 0:

@@ -51,6 +51,8 @@ class RankCalls(Struct, frozen=True):
     @property
     def num_collectives(self) -> int:
         """The number of positions that the rank has reached."""
+        if self.facet_ids is not None:
+            return self.num_issued
         return max(max(self.collectives, default=-1) + 1, self.num_issued)
 
     def is_done(self, position: int) -> bool:

@@ -26,7 +26,7 @@ from shardscope.record.ranks import MAX_RANKS
 _MIN_CALLS = 8  # of a group, that all its ranks have times of
 _MIN_SKEW_SHARE = 0.05  # of the time of a run, that is spent waiting for a slow rank
 _MAX_SHOWN = 8
-_MAX_CALLS = 4_000  # of a group, the last ones
+_MAX_CALLS = 500_000  # of all ranks, that are compared: the last ones of each group
 
 
 class Arrivals(Struct, frozen=True):
@@ -53,7 +53,9 @@ class _Excess(Struct):
 
 def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]]:
     """How long groups waited for their last rank, and the ranks that others waited for most."""
-    arrivals = {name: list(_list_arrivals(group)) for name, group in run.groups.items()}
+    num_columns = sum(len(group.columns) for group in run.groups.values())
+    most = max(_MIN_CALLS, _MAX_CALLS // max(1, num_columns))
+    arrivals = {name: list(_list_arrivals(group, most)) for name, group in run.groups.items()}
     if max(map(len, arrivals.values()), default=0) < _MIN_CALLS:
         return (), ()
     arrivals = {name: found for name, found in arrivals.items() if found}
@@ -71,8 +73,8 @@ def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]
     return tuple(ordered[:_MAX_SHOWN]), slow
 
 
-def _list_arrivals(group: RunGroup) -> Iterator[Arrivals]:
-    """The collectives that all ranks with files have times of."""
+def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
+    """The last collectives that all ranks with files have times of."""
     ranks = {
         rank: _TimedCalls(columns)
         for rank, columns in group.columns.items()
@@ -83,7 +85,7 @@ def _list_arrivals(group: RunGroup) -> Iterator[Arrivals]:
     first = max(calls.first for calls in ranks.values())
     last = min(calls.last for calls in ranks.values())
     has_durations = all(calls.has_durations for calls in ranks.values())
-    for position in range(max(first, last - _MAX_CALLS), last + 1):
+    for position in range(max(first, last - most), last + 1):
         indices = {rank: calls.find(position) for rank, calls in ranks.items()}
         if any(index is None for index in indices.values()):
             continue

@@ -63,6 +63,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     the rank. Times are nanoseconds, 0 where not known. Columns of integers are bytes, which
     `view_integers` and `view_numbers` read. `num_issued` and `num_done` are positions that may lie
     outside of the columns; `num_done` is None if completion is not recorded.
+    `num_transfers` of the calls are sends and receives.
     """
 
     group: int
@@ -77,6 +78,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     duration_ns: bytes
     num_issued: int
     num_done: int | None = None
+    num_transfers: int = 0
 
     def __len__(self) -> int:
         return len(self.states)
@@ -103,6 +105,7 @@ class ColumnBuilder:
         self._states = bytearray()
         self._created, self._started = array(_INTEGER), array(_INTEGER)
         self._done, self._durations = array(_INTEGER), array(_INTEGER)
+        self._num_transfers = 0
         self.num_issued = 0
         self.num_done: int | None = None
 
@@ -128,11 +131,33 @@ class ColumnBuilder:
         if position >= self.num_issued:
             self.num_issued = position + 1
 
+    def extend(
+        self,
+        positions: list[int],
+        orders: list[int],
+        signatures: list[int],
+        sites: list[int],
+        states: list[int],
+        times: tuple[list[int], list[int], list[int], list[int]],
+    ) -> None:
+        """Append collectives at rising positions; `times` as those of `add`."""
+        self._positions.extend(positions)
+        self._orders.extend(orders)
+        self._signatures.extend(signatures)
+        self._sites.extend(sites)
+        self._states.extend(states)
+        self._created.extend(times[0])
+        self._started.extend(times[1])
+        self._done.extend(times[2])
+        self._durations.extend(times[3])
+        self.num_issued = max(self.num_issued, positions[-1] + 1)
+
     def add_transfer(
         self, order: int, signature: int, site: int, state: int, times: tuple[int, int, int, int]
     ) -> int:
         """Append a send or receive; its index."""
         self.add(-1, order, signature, site, state, times)
+        self._num_transfers += 1
         return len(self._positions) - 1
 
     def set_state(self, index: int, state: int, times: tuple[int, int, int, int]) -> None:
@@ -163,4 +188,5 @@ class ColumnBuilder:
             self._durations.tobytes(),
             self.num_issued,
             self.num_done,
+            self._num_transfers,
         )

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import itemgetter, lt
 from typing import Annotated, Any, final
 
 import msgspec
@@ -123,7 +124,7 @@ def read_pickle(data: bytes, path: str) -> tuple[RankEvidence, list[Gap]]:
     header = _convert(dict(dump, entries=None), _Header, path)
     typed, num_damaged = _convert_entries(entries)
     gaps.extend(_describe_damaged(path, num_damaged, len(entries)))
-    frames = [entry.get("frames") for entry in entries] if not num_damaged else []
+    frames = _list_values(entries, "frames") if not num_damaged else []
     reader = _Reader(path, header.pg_config)
     evidence = reader.read(typed, frames, header.pg_status, header.version or "")
     return _complete(evidence, is_complete=not gaps), gaps
@@ -160,18 +161,24 @@ def _complete(evidence: RankEvidence, *, is_complete: bool) -> RankEvidence:
 
 def _check_size(dump: dict[Any, Any], entries: list[Any], num_bytes: int, path: str) -> None:
     """Refuse a dump whose lists are shared so often that reading them all would take hours."""
+    total = len(entries) + len(dump.get("pg_config") or ())
     try:
-        total = len(entries) + len(dump.get("pg_config") or ())
         for name in _LISTS:
-            total += sum(map(len, [entry.get(name, ()) for entry in entries]))
+            total += sum(map(len, _list_values(entries, name)))
         if total <= num_bytes:
             for name in _SIZES:
-                sizes = [entry.get(name, ()) for entry in entries]
-                total += sum(map(len, chain.from_iterable(sizes)))
+                total += sum(map(len, chain.from_iterable(_list_values(entries, name))))
     except (TypeError, AttributeError) as error:
         raise RecordingError(f"'{path}' is not read: {_NOT_FLIGHT}.") from error
     if total > num_bytes:
         raise RecordingError(f"'{path}' is not read: it repeats itself without end.")
+
+
+def _list_values(entries: list[Any], name: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), entries))
+    except KeyError:
+        return [entry.get(name, ()) for entry in entries]
 
 
 def _convert(value: Any, kind: type[_Header], path: str) -> _Header:
@@ -244,13 +251,16 @@ class _Reader:
     ) -> RankEvidence:
         """The evidence of a dump."""
         has_done = any(entry.state == "completed" for entry in entries)
-        sites = list(map(self._find_site, frames)) if frames else [0] * len(entries)
-        by_group: defaultdict[tuple[str, str], list[tuple[_Entry, int]]] = defaultdict(list)
+        sites = self._find_sites(frames) if frames else [0] * len(entries)
+        by_group: defaultdict[tuple[str, str], tuple[list[_Entry], list[int]]]
+        by_group = defaultdict(lambda: ([], []))
         for entry, site in zip(entries, sites, strict=True):
-            by_group[entry.process_group].append((entry, site))
-        for names, calls in by_group.items():
-            group = self._add_group(names, calls[0][0].profiling_name)
-            self._add_calls(group, calls, has_done=has_done)
+            own = by_group[entry.process_group]
+            own[0].append(entry)
+            own[1].append(site)
+        for names, (own_entries, own_sites) in by_group.items():
+            group = self._add_group(names, own_entries[0].profiling_name)
+            self._add_calls(group, own_entries, own_sites, has_done=has_done)
         self._read_statuses(entries, statuses)
         self._add_silent_groups()
         created = [entry.time_created_ns for entry in entries]
@@ -280,12 +290,38 @@ class _Reader:
         self._builders.append(ColumnBuilder(group))
         return group
 
-    def _add_calls(self, group: int, calls: list[tuple[_Entry, int]], *, has_done: bool) -> None:
+    def _add_calls(
+        self, group: int, entries: list[_Entry], sites: list[int], *, has_done: bool
+    ) -> None:
         """The calls of a group; those that torch issued together share a sequence number."""
+        # Sequence numbers begin at 1.
+        positions = [entry.collective_seq_id - 1 for entry in entries]
+        is_plain = positions[0] >= 0 and all(map(lt, positions, positions[1:]))
+        if is_plain and not any(entry.is_p2p for entry in entries):
+            self._builders[group].extend(
+                positions,
+                [entry.record_id for entry in entries],
+                self._find_signatures(entries),
+                sites,
+                [_find_state(entry, has_done) for entry in entries],
+                (
+                    [entry.time_created_ns for entry in entries],
+                    [entry.time_discovered_started_ns or 0 for entry in entries],
+                    [entry.time_discovered_completed_ns or 0 for entry in entries],
+                    [_to_ns(entry.duration_ms) for entry in entries],
+                ),
+            )
+            return
+        self._add_one_by_one(group, entries, sites, has_done=has_done)
+
+    def _add_one_by_one(
+        self, group: int, entries: list[_Entry], sites: list[int], *, has_done: bool
+    ) -> None:
         builder = self._builders[group]
         last = -1
-        for entry, site in calls:
-            state = _find_state(entry, has_done=has_done)
+        signatures = self._find_signatures(entries)
+        for entry, signature, site in zip(entries, signatures, sites, strict=True):
+            state = _find_state(entry, has_done)
             times = (
                 entry.time_created_ns,
                 entry.time_discovered_started_ns or 0,
@@ -293,24 +329,23 @@ class _Reader:
                 _to_ns(entry.duration_ms),
             )
             is_end = entry.profiling_name.endswith("coalesced")
-            # Sequence numbers begin at 1.
             position = entry.collective_seq_id - 1
             if entry.is_p2p:
-                self._add_transfer(entry, group, site, state, times, is_end=is_end)
+                self._add_transfer(entry, group, signature, site, state, times, is_end=is_end)
             elif position != last or position < 0:
                 last = position
-                signature = self._find_signature(entry)
                 builder.add(max(0, position), entry.record_id, signature, site, state, times)
             else:
                 builder.set_state(-1, state, times)
                 if not is_end:
-                    combined = self._combine(builder.signature_at(-1), self._find_signature(entry))
+                    combined = self._combine(builder.signature_at(-1), signature)
                     builder.set_signature(-1, combined)
 
     def _add_transfer(
         self,
         entry: _Entry,
         group: int,
+        signature: int,
         site: int,
         state: int,
         times: tuple[int, int, int, int],
@@ -327,9 +362,7 @@ class _Reader:
             for index in batch:
                 builder.set_state(index, state, times)
             return
-        batch.append(
-            builder.add_transfer(entry.record_id, self._find_signature(entry), site, state, times)
-        )
+        batch.append(builder.add_transfer(entry.record_id, signature, site, state, times))
 
     def _add_silent_groups(self) -> None:
         """Groups that the dump names and that have no entries: the rank may have issued nothing."""
@@ -339,20 +372,24 @@ class _Reader:
                 self._groups.append(GroupFact(name, "", ranks))
                 self._builders.append(ColumnBuilder(len(self._groups) - 1))
 
-    def _find_signature(self, entry: _Entry) -> int:
-        key = (
-            entry.profiling_name,
-            entry.process_group,
-            entry.input_sizes,
-            entry.output_sizes,
-            entry.input_dtypes,
-            entry.output_dtypes,
-        )
-        number = self._signature_ids.get(key)
-        if number is None:
-            number = self._signature_ids[key] = len(self._signatures)
-            self._signatures.append(self._make_signature(entry))
-        return number
+    def _find_signatures(self, entries: list[_Entry]) -> list[int]:
+        numbers: list[int] = []
+        known = self._signature_ids
+        for entry in entries:
+            key = (
+                entry.profiling_name,
+                entry.process_group,
+                entry.input_sizes,
+                entry.output_sizes,
+                entry.input_dtypes,
+                entry.output_dtypes,
+            )
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(self._signatures)
+                self._signatures.append(self._make_signature(entry))
+            numbers.append(number)
+        return numbers
 
     def _make_signature(self, entry: _Entry) -> CallSignature:
         name = entry.profiling_name
@@ -401,16 +438,21 @@ class _Reader:
             self._signatures.append(msgspec.structs.replace(a, op=op, **sizes))
         return number
 
-    def _find_site(self, frames: Any) -> int:
-        """The line of the program that issued a call; stacks share their frames in memory."""
-        if not isinstance(frames, list) or not frames:
-            return 0
-        key = tuple(map(id, frames[:_MAX_FRAMES]))
-        number = self._site_ids.get(key)
-        if number is None:
-            number = self._site_ids[key] = len(self._sites)
-            self._sites.append(CallSite(_find_line(frames)))
-        return number
+    def _find_sites(self, stacks: Sequence[Any]) -> list[int]:
+        """The line of the program that issued each call; stacks share their frames in memory."""
+        known = self._site_ids
+        numbers: list[int] = []
+        for frames in stacks:
+            if not isinstance(frames, list) or not frames:
+                numbers.append(0)
+                continue
+            key = tuple(map(id, frames if len(frames) <= _MAX_FRAMES else frames[:_MAX_FRAMES]))
+            number = known.get(key)
+            if number is None:
+                number = known[key] = len(self._sites)
+                self._sites.append(CallSite(_find_line(frames)))
+            numbers.append(number)
+        return numbers
 
     def _read_statuses(self, entries: Sequence[_Entry], statuses: dict[str, _GroupStatus]) -> None:
         """How many collectives a group has enqueued, also where none of them is in the dump.
@@ -449,7 +491,7 @@ def _count_done(builder: ColumnBuilder) -> CallColumns:
     )
 
 
-def _find_state(entry: _Entry, *, has_done: bool) -> int:
+def _find_state(entry: _Entry, has_done: bool) -> int:
     if entry.state == "completed":
         return CallState.DONE
     if entry.profiling_name.startswith("gloo:"):

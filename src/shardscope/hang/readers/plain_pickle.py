@@ -81,7 +81,9 @@ def unpickle(data: bytes) -> Any:
     """
     check_pickle(data)
     try:
-        return _Unpickler(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+        # The unpickler reads ahead only in a buffered file.
+        file = io.BufferedReader(io.BytesIO(data), buffer_size=1 << 17)
+        return _Unpickler(file, encoding="utf-8", errors="replace").load()
     except PickleError:
         raise
     except MemoryError:
