@@ -2,7 +2,8 @@
 
 `rank_calls.py` sorts the collectives of a recording by group and rank, `mismatch.py` finds the
 first position of a group at which its ranks disagree, and `waits.py` the ranks that others wait
-for. Imports only `record` and `errors`.
+for. `explain.py` explains a hang from files of many formats, which `readers/` turn into evidence.
+Imports only `record` and `errors`.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def describe_event(event: RankEvent) -> str:
 
 
 def describe_rank(run: HangRun, rank: int, *, has_last: bool = True) -> str:
-    """Where a rank was: its last call, unless that was said, its stack, and its phases."""
+    """Where a rank was: its last call, unless `has_last` is false, its stack, and its phases."""
     parts = []
     last = run.last.get(rank)
     files = run.ranks.get(rank)

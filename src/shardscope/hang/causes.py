@@ -1,4 +1,4 @@
-"""The likely causes of a hang: their classes, the ranks where they lie, and how certain they are.
+"""The likely causes of a hang: their classes, the responsible ranks, and how certain they are.
 
 What a log says happened to a rank comes first, then ranks that diverge, then ranks that are behind
 or wait for each other, then what all ranks are stuck in.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from shardscope.hang.evidence import EventKind, FileFormat, RankEvent, RankEvidence, ThreadStack
-from shardscope.hang.failures import classify_error
+from shardscope.hang.evidence.failures import classify_error
 from shardscope.record.ranks import list_ranks
 from shardscope.record.recording import Gap, Stop
 from shardscope.record.units import format_duration

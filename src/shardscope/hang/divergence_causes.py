@@ -1,4 +1,4 @@
-"""Says what kind of mistake a divergence is, and on which ranks it lies.
+"""Says what kind of mistake a divergence is, and which ranks are responsible.
 
 The ranks of the smaller side are suspected. Of two equal sides, other groups of the same role tell
 which is right, or what both sides issued before: a step repeats itself.
@@ -22,7 +22,7 @@ _SHIFT_CALLS = 4  # calls after the divergence that must agree when shifted
 
 
 class DivergenceCause(Struct, frozen=True):
-    """The ranks at which a divergence lies, its class, and what shows both."""
+    """The ranks responsible for a divergence, its class, and what shows both."""
 
     kind: CauseKind
     ranks: tuple[int, ...]

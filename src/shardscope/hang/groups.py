@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import final
 
 from msgspec import Struct
 
@@ -29,7 +30,7 @@ from shardscope.record.ranks import compress_ranks, format_ranks
 _NCCL = (FileFormat.NCCL_LOG, FileFormat.NCCL_RAS)
 _MAX_NAME = 60
 # Collectives that a rank may leave before the others have entered them.
-_ONE_SIDED = (
+_RETURNING_EARLY = (
     CollectiveKind.BROADCAST,
     CollectiveKind.SCATTER,
     CollectiveKind.REDUCE,
@@ -114,6 +115,7 @@ def _split_by_members(
             yield (family, name, members), found
 
 
+@final
 class _Cluster:
     """The uses of a group by all ranks."""
 
@@ -271,7 +273,7 @@ def _count_joined(column: RankColumns) -> int:
     index = states.rfind(bytes([CallState.DONE]))
     while index >= 0:
         kind = column.signatures[column.signature_ids[index]].kind
-        if positions[index] >= 0 and kind not in _ONE_SIDED:
+        if positions[index] >= 0 and kind not in _RETURNING_EARLY:
             return positions[index] + 1
         index = states.rfind(bytes([CallState.DONE]), 0, index)
     return 0

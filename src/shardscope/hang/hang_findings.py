@@ -25,7 +25,7 @@ RANK_LOST = "rank-lost"
 SLOW_RANK = "slow-rank"
 
 _MAX_FINDINGS = 4
-_RULES = {
+RULES_OF_CAUSES = {
     CauseKind.MISMATCH: RANK_MISMATCH,
     CauseKind.DIFFERENT_CALL: RANK_MISMATCH,
     CauseKind.UNMATCHED_TRANSFER: RANK_MISMATCH,
@@ -43,6 +43,7 @@ _RULES = {
     CauseKind.NETWORK: COLLECTIVE_STUCK,
     CauseKind.UNKNOWN: COLLECTIVE_STUCK,
 }
+"""The rule of the finding for each class of cause."""
 
 
 def make_findings(analysis: HangAnalysis) -> tuple[Finding, ...]:
@@ -59,7 +60,7 @@ def _explain_cause(cause: HangCause, *, is_first: bool) -> Finding:
     is_sure = is_first and cause.certainty is not Certainty.POSSIBLE
     evidence = list(_list_evidence(cause))
     return Finding(
-        rule=_RULES[cause.kind],
+        rule=RULES_OF_CAUSES[cause.kind],
         severity=Severity.ERROR if is_sure else Severity.WARNING,
         subject=f"group {cause.group}" if cause.group is not None else name_ranks(ranks),
         fact="; ".join([cause.fact, *evidence]),

@@ -1,4 +1,4 @@
-"""Causes that lie in a single rank: it failed, does not answer, or left nothing."""
+"""Causes in a single rank: it failed, does not answer, or left nothing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from shardscope.hang.evidence import (
     RankEvent,
     RankEvidence,
 )
-from shardscope.hang.failures import CONSEQUENCES
+from shardscope.hang.evidence.failures import CONSEQUENCES
 from shardscope.hang.groups import RunGroup, find_last_calls, join_groups
 from shardscope.hang.identify import identify_ranks
 from shardscope.hang.rank_calls import GroupCalls, IssuedCall

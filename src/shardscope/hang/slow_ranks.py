@@ -1,4 +1,4 @@
-"""Which rank is slow in a run that did not hang: waiting for others is told from transferring.
+"""Which rank is slow in a run that did not hang: waiting for others is separated from transferring.
 
 No rank leaves a collective before the last has arrived. So the time from the last arrival to the
 end is that of the transfer, and the time before it, that of waiting. Arrivals on one host are
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
+from typing import final
 
 from msgspec import Struct
 
@@ -104,6 +105,7 @@ def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
             yield Arrivals(position, arrived, left, has_clock=not has_durations)
 
 
+@final
 class _TimedCalls:
     """The times of a rank's calls in a group, by position."""
 

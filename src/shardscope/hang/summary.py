@@ -82,13 +82,14 @@ def _is_level(group: RunGroup) -> bool:
 
 def _list_rows(run: HangRun, group: RunGroup) -> Iterator[GroupProgress]:
     """Ranks of a group that have issued equally many, with the last call of the first of them."""
+    is_level = _is_level(group)
     by_progress: defaultdict[tuple[int, int | None, str], list[int]] = defaultdict(list)
     for rank in group.calls:
         columns = group.columns.get(rank)
         issued = 0 if columns is None else columns.columns.num_issued
         done = None if columns is None else columns.columns.num_done
         activity = run.activities.get(rank)
-        now = "" if activity is None else activity.detail
+        now = "" if activity is None or is_level else activity.detail
         by_progress[issued, done, now].append(rank)
     most = max((issued for issued, _, _ in by_progress), default=0)
     ordered = sorted(by_progress.items(), key=lambda item: (-item[0][0], item[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from shardscope.hang.dumped_calls import DumpedCall
-from shardscope.hang.failures import is_failure
+from shardscope.hang.evidence.failures import is_failure
 from shardscope.hang.rank_calls import (
     GroupCalls,
     IssuedCall,

@@ -127,7 +127,7 @@ class HangDivergence(Record, frozen=True, kw_only=True, gc=False):
 
 
 class HangCause(Record, frozen=True, kw_only=True, gc=False):
-    """A likely cause: its kind, the ranks where it lies, and what shows it.
+    """A likely cause: its kind, the responsible ranks, and what shows it.
 
     `group` and `position` are those of the collective in which the other ranks wait.
     """

@@ -61,7 +61,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     `group` indexes the groups of the rank, `signatures` and `sites` its signatures and sites.
     Collectives are at their `positions` in the group, transfers at -1. `orders` count all calls of
     the rank. Times are nanoseconds, 0 where not known. Columns of integers are bytes, which
-    `view_integers` and `view_numbers` read. `num_issued` and `num_done` are positions that may lie
+    `view_integers` and `view_numbers` read. `num_issued` and `num_done` are positions that may be
     outside of the columns; `num_done` is None if completion is not recorded.
     `num_transfers` of the calls are sends and receives.
     """

@@ -1,4 +1,4 @@
-"""Names of collectives, dtypes and files as torch, NCCL and Flight Recorder spell them."""
+"""Names of collectives, dtypes and files as torch, NCCL and Flight Recorder write them."""
 
 from __future__ import annotations
 

@@ -312,9 +312,9 @@ class _Reader:
                 ),
             )
             return
-        self._add_one_by_one(group, entries, sites, has_done=has_done)
+        self._add_in_turn(group, entries, sites, has_done=has_done)
 
-    def _add_one_by_one(
+    def _add_in_turn(
         self, group: int, entries: list[_Entry], sites: list[int], *, has_done: bool
     ) -> None:
         builder = self._builders[group]

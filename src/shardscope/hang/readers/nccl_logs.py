@@ -23,8 +23,8 @@ from shardscope.hang.evidence import (
     RankEvent,
     RankEvidence,
 )
+from shardscope.hang.evidence.failures import classify_error
 from shardscope.hang.evidence.names import find_kind, find_nccl_dtype, find_nccl_reduction
-from shardscope.hang.failures import classify_error
 from shardscope.hang.readers.text_lines import LineRank, split_lines
 from shardscope.record.base import CollectiveKind
 from shardscope.record.text import excerpt

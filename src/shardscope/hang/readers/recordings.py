@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import final
 
 from shardscope.hang.evidence import (
     CallColumns,
@@ -50,6 +51,7 @@ def _is_about_end(gap: Gap) -> bool:
     return gap.fact.startswith("the stream has no end")
 
 
+@final
 class _RankReader:
     """Puts the calls of a rank into columns."""
 

@@ -116,11 +116,11 @@ def _read_all(
     for number, path in enumerate(paths, before + 1):
         if report is not None and number % 16 == 1:
             report(f"reading {excerpt(path)}" + (f" ({number} of {total})" if total else ""))
-        reports.extend(read_one(path))
+        reports.extend(read_path(path))
     return reports
 
 
-def read_one(path: str) -> list[FileReport]:
+def read_path(path: str) -> list[FileReport]:
     """What a file says, by format; one report without a format if it cannot be read."""
     try:
         data = _read_bytes(path)

@@ -24,8 +24,8 @@ from shardscope.hang.evidence import (
     RankEvidence,
     ThreadStack,
 )
+from shardscope.hang.evidence.failures import classify_error
 from shardscope.hang.evidence.names import find_kind
-from shardscope.hang.failures import classify_error
 from shardscope.hang.readers.stack_dumps import (
     is_traceback,
     parse_fault_stacks,

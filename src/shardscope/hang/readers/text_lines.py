@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import final
 
 _MAX_CHARS = 4_000  # of a line
 _MAX_LINES = 5_000_000
@@ -27,6 +28,7 @@ def split_lines(data: bytes) -> list[str]:
     ]
 
 
+@final
 class LineRank:
     """Finds which rank a line of a log is of, by the mark that a launcher has put before it."""
 

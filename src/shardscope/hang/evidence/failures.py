@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardscope.hang.evidence import EventKind
+from shardscope.hang.evidence.facts import EventKind
 
 # Errors by which a user, a scheduler or a launcher ends a rank that hangs.
 _INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "SignalException")
