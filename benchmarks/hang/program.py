@@ -24,7 +24,7 @@ FOLDER = Path(sys.argv[1])
 FAULT = os.environ.get("FAULT", "")
 PLACE = os.environ.get("FAULT_PLACE", "tp")
 RANK = int(os.environ["RANK"])
-IS_FAULTY = RANK == int(os.environ.get("FAULT_RANK", "-1"))
+IS_FAULTY = int(os.environ.get("FAULT_RANK", "-1")) == RANK
 STEP = int(os.environ.get("FAULT_STEP", "3"))
 QUIET_S = float(os.environ.get("QUIET_S", "4"))
 AXES = dict(

@@ -8,7 +8,6 @@ from shardscope.hang.activities import read_activity
 from shardscope.hang.evidence import EventKind, RankEvent, ThreadStack
 from shardscope.hang.rank_calls import Wait, describe_call, line_of, name_ranks
 from shardscope.hang.run import HangRun
-from shardscope.hang.waits import HangState
 from shardscope.record.base import Source
 from shardscope.record.hang_records import CauseKind, Certainty, HangCause
 from shardscope.record.ranks import compress_ranks
@@ -129,15 +128,6 @@ def describe_waiters(wait: Wait | None) -> str:
     call = describe_call(wait.waiters[ranks[0]])
     missing = name_ranks(wait.missing)
     return f"{name_ranks(ranks)} {verb} for {missing} in {call} {place} group {wait.group}"
-
-
-def find_wait(state: HangState | None, ranks: Iterable[int]) -> Wait | None:
-    """The wait for these ranks in which most ranks wait."""
-    if state is None:
-        return None
-    wanted = set(ranks)
-    found = [wait for wait in state.waits if not wanted.isdisjoint(wait.missing)]
-    return max(found, key=lambda wait: (wait.position is not None, len(wait.waiters)), default=None)
 
 
 def find_source(run: HangRun, rank: int) -> Source | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from shardscope.hang.cause_text import describe_rank, find_wait, make_cause
+from shardscope.hang.cause_text import describe_rank, make_cause
 from shardscope.hang.compile_causes import explain_compilations
 from shardscope.hang.divergence_causes import explain_divergence, find_first
+from shardscope.hang.first_wait import find_wait
 from shardscope.hang.mismatch import Divergence, explain_mismatches
 from shardscope.hang.rank_causes import (
     explain_failures,
@@ -21,7 +22,7 @@ from shardscope.hang.rank_causes import (
 from shardscope.hang.run import HangRun
 from shardscope.hang.stuck_causes import explain_stuck
 from shardscope.hang.wait_causes import explain_state
-from shardscope.hang.waits import HangState, RunState
+from shardscope.hang.waits import HangKind, HangState, RunState
 from shardscope.record.hang_records import CauseKind, Certainty, HangCause
 from shardscope.record.ranks import expand_ranks
 from shardscope.record.recording import Finding
@@ -42,10 +43,11 @@ def find_causes(
     causes = [*explain_failures(run, state), *explain_unreachable(run, state)]
     if diverged:
         causes.extend(_explain_divergences(run, diverged, state))
-    if state is not None:
+    is_stuck = state is None or state.kind is HangKind.STUCK
+    if state is not None and not is_stuck:
         causes.append(explain_state(run, state, run_state))
     causes.extend(explain_compilations(run))
-    if state is None and not diverged:
+    if is_stuck and not diverged:
         causes.extend(explain_stuck(run))
         causes.extend(_explain_unpaired(run))
     if not causes:
@@ -87,7 +89,7 @@ def _explain_divergences(
         (finding,) = explain_mismatches({name: group}, {name: divergence})
         cause = explain_divergence(run, name, divergence)
         rank = cause.ranks[0]
-        wait = find_wait(state, cause.ranks)
+        wait = find_wait(run, state, cause.ranks)
         call = group[rank].collectives.get(divergence.position)
         certainty = cause.certainty if name == first else Certainty.POSSIBLE
         yield make_cause(

@@ -57,7 +57,10 @@ def explain_divergence(run: HangRun, name: str, divergence: Divergence) -> Diver
         )
     mine = group[divergence.sides[minority][0]]
     theirs = group[divergence.sides[majority][0]] if majority else mine
-    shift = find_shift(mine, theirs, position) if majority else 0
+    is_new = not _was_issued(mine, position) and "kind" not in list_differences(
+        [minority, majority]
+    )
+    shift = find_shift(mine, theirs, position) if majority and not is_new else 0
     if shift > 0:
         evidence.append(_describe_skip(theirs, position, shift))
         return DivergenceCause(CauseKind.SKIPPED_CALL, ranks, certainty, tuple(evidence))
@@ -68,6 +71,17 @@ def explain_divergence(run: HangRun, name: str, divergence: Divergence) -> Diver
         return DivergenceCause(CauseKind.DIFFERENT_CALL, ranks, certainty, tuple(evidence))
     kind = _classify_difference(mine, theirs, position, [minority, majority])
     return DivergenceCause(kind, ranks, certainty, tuple(evidence))
+
+
+def _was_issued(mine: RankCalls, position: int) -> bool:
+    """Whether a rank issued the same call earlier, so that it may only be out of step."""
+    call = mine.collectives.get(position)
+    if call is None:
+        return False
+    facets = facets_of(call)
+    return any(
+        facets_of(earlier) == facets for own, earlier in mine.collectives.items() if own < position
+    )
 
 
 def _classify_difference(
@@ -86,6 +100,8 @@ def _classify_difference(
 
 def find_shift(mine: RankCalls, theirs: RankCalls, position: int) -> int:
     """How many calls of the others a rank has left out there; negative if it has added some."""
+    if _agree(mine, position + 1, theirs, position + 1):
+        return 0  # only this call differs
     for shift in range(1, _MAX_SHIFT):
         if _agree(mine, position, theirs, position + shift):
             return shift

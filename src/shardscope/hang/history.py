@@ -16,6 +16,8 @@ from shardscope.hang.run import HangRun
 
 _CONTEXT = 4  # calls before the last by which an earlier step is recognized
 _MAX_CALLS = 20_000
+_MAX_LEFT_OUT = 500
+_MAX_STEP = 300  # the last calls, in which a deviation is looked for
 
 
 class Step(Struct, frozen=True):
@@ -28,11 +30,21 @@ class Step(Struct, frozen=True):
     index: int
 
 
+StepKey = tuple[str, int, int]
+"""What is equal for the same call of two steps: its axis, signature and site."""
+
+
 class Deviation(Struct, frozen=True):
-    """The last call of a rank, and the call that followed the same calls earlier."""
+    """A call of a rank, and the call that followed the same calls earlier.
+
+    `position` is that of the expected call among the collectives of its group. `is_left_out` says
+    whether the rank went on without it: None if it may issue it after the actual call.
+    """
 
     actual: DumpedCall
     expected: DumpedCall
+    position: int
+    is_left_out: bool | None
 
 
 def list_steps(run: HangRun, rank: int) -> list[Step]:
@@ -53,23 +65,46 @@ def _list_calls(axis: str, group: str, columns: RankColumns) -> Iterator[tuple[i
 
 
 def find_deviation(run: HangRun, rank: int) -> Deviation | None:
-    """The last call of a rank if something else followed the same calls in its last steps."""
+    """Where a rank first did something else after calls that it had issued before.
+
+    Only its last calls count, as many as a step may have.
+    """
     steps = list_steps(run, rank)
-    if len(steps) < 2 * _CONTEXT:
-        return None
     keys = [(step.axis, step.signature, step.site) for step in steps]
-    context = keys[-1 - _CONTEXT : -1]
-    expected: Step | None = None
-    num_matches = 0
-    for end in range(len(keys) - 2, _CONTEXT - 1, -1):
-        if keys[end - _CONTEXT : end] == context:
-            if keys[end] == keys[-1]:
-                return None
-            expected = expected or steps[end]
-            num_matches += 1
-    if expected is None:
-        return None
-    return Deviation(_make(run, rank, steps[-1]), _make(run, rank, expected))
+    followers: dict[tuple[object, ...], dict[object, int]] = {}
+    first = max(_CONTEXT, len(keys) - _MAX_STEP)
+    for index in range(_CONTEXT, len(keys)):
+        context = tuple(keys[index - _CONTEXT : index])
+        known = followers.setdefault(context, {})
+        if known and keys[index] not in known and index >= first:
+            return _make_deviation(run, rank, steps, keys, index, next(iter(known.values())))
+        known[keys[index]] = index
+    return None
+
+
+def _make_deviation(
+    run: HangRun, rank: int, steps: list[Step], keys: list[StepKey], index: int, expected: int
+) -> Deviation:
+    """The deviation at an index from what followed at an earlier one."""
+    wanted = _make(run, rank, steps[expected])
+    rest = keys[expected : min(index, expected + _MAX_LEFT_OUT)]
+    num_left_out = rest.index(keys[index]) if keys[index] in rest else 0
+    after = keys[index:]
+    following = rest[num_left_out:]
+    num_equal = min(len(after), len(following))
+    goes_on = num_equal > 1 and after[:num_equal] == following[:num_equal]
+    is_left_out: bool | None = None
+    if keys[expected] in after[:_CONTEXT]:
+        is_left_out = False
+    elif num_left_out > 1 or (num_left_out and goes_on):
+        is_left_out = True
+    columns = run.groups[steps[expected].group].columns[rank]
+    order = run.groups[steps[index].group].columns[rank].orders[steps[index].index]
+    position = 0
+    for own_position, own_order in zip(columns.positions, columns.orders, strict=True):
+        if own_order < order:
+            position = max(position, own_position + 1)
+    return Deviation(_make(run, rank, steps[index]), wanted, position, is_left_out)
 
 
 def find_next(run: HangRun, rank: int) -> DumpedCall | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from shardscope.hang.evidence import FileFormat, FileReport, RankEvidence
+from shardscope.hang.evidence import FileFormat, FileReport, RankEvidence, view_numbers
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.record.recording import Gap
 
@@ -45,6 +45,8 @@ def identify_ranks(
         for file_report in reports
         for evidence in file_report.ranks
     ]
+    world = _find_world(evidence for _, evidence in pieces)
+    pieces = [(file_report, _find_in_world(piece, world)) for file_report, piece in pieces]
     processes = _find_processes(evidence for _, evidence in pieces)
     ranks: defaultdict[int, list[RankEvidence]] = defaultdict(list)
     unknown: list[RankEvidence] = []
@@ -58,6 +60,9 @@ def identify_ranks(
             unknown.append(evidence)
         else:
             ranks[rank].append(replace(evidence, rank=rank))
+    members = _list_members(ranks)
+    for rank, found in ranks.items():
+        ranks[rank] = [_name_members(evidence, members) for evidence in found]
     return dict(ranks), unknown, _describe_unknown(unknown)
 
 
@@ -84,6 +89,63 @@ def _intersect_members(evidence: RankEvidence) -> set[int] | None:
     """The ranks that are in every group of a dump; None if it does not list members."""
     listed = [set(group.ranks) for group in evidence.groups if group.ranks]
     return set.intersection(*listed) if listed else None
+
+
+def _find_world(pieces: Iterable[RankEvidence]) -> str | None:
+    """A communicator of NCCL that has all ranks: the largest, if its ranks are the same in all.
+
+    Several largest communicators may be those of several groups of the world.
+    """
+    sizes: dict[str, int] = {}
+    members: defaultdict[tuple[str, int | None], dict[str, int]] = defaultdict(dict)
+    for piece in pieces:
+        for count in piece.counts:
+            sizes[count.communicator] = count.size
+            members[piece.host, piece.pid][count.communicator] = count.member
+    largest = {name for name, size in sizes.items() if size == max(sizes.values())}
+    for known in members.values():
+        own = {known[name] for name in largest if name in known}
+        if len(own) > 1 or not known.keys() >= largest:
+            return None
+    return min(largest, default=None)
+
+
+def _find_in_world(evidence: RankEvidence, world: str | None) -> RankEvidence:
+    """Evidence of a process with its rank in the communicator that has all ranks."""
+    for count in evidence.counts if evidence.rank is None else ():
+        if count.communicator == world:
+            return replace(evidence, rank=count.member, world_size=count.size)
+    return evidence
+
+
+def _list_members(ranks: Mapping[int, list[RankEvidence]]) -> dict[str, dict[int, int]]:
+    """By NCCL's communicator and rank in it, the rank in the world."""
+    members: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for rank, pieces in ranks.items():
+        for piece in pieces:
+            for count in piece.counts:
+                members[count.communicator][count.member] = rank
+    return members
+
+
+def _name_members(evidence: RankEvidence, members: Mapping[str, Mapping[int, int]]) -> RankEvidence:
+    """Evidence of NCCL's with the ranks of the world: members of groups, and peers of calls."""
+    if evidence.format not in (FileFormat.NCCL_LOG, FileFormat.NCCL_RAS):
+        return evidence
+    groups = list(evidence.groups)
+    signatures = list(evidence.signatures)
+    for index, group in enumerate(groups):
+        known = members.get(group.name, {})
+        if group.size is not None and len(known) == group.size:
+            groups[index] = replace(group, ranks=tuple(known[own] for own in sorted(known)))
+    for columns in evidence.columns:
+        known = members.get(groups[columns.group].name, {})
+        for number in set(view_numbers(columns.signatures)):
+            signature = evidence.signatures[number]
+            if signature.peer is not None:
+                peer = known.get(signature.peer)
+                signatures[number] = replace(signature, peer=peer, is_rooted=peer is not None)
+    return replace(evidence, groups=tuple(groups), signatures=tuple(signatures))
 
 
 def _name_files(reports: Iterable[FileReport]) -> dict[str, int]:

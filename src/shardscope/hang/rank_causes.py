@@ -10,10 +10,10 @@ from shardscope.hang.cause_text import (
     describe_rank,
     describe_waiters,
     find_source,
-    find_wait,
     make_cause,
 )
 from shardscope.hang.evidence import EventKind, RankEvent
+from shardscope.hang.first_wait import find_wait
 from shardscope.hang.rank_calls import name_ranks
 from shardscope.hang.run import HangRun
 from shardscope.hang.waits import HangState
@@ -37,7 +37,7 @@ def explain_failures(run: HangRun, state: HangState | None) -> Iterator[HangCaus
         is_only = len(by_event) == 1
         is_root = not roots or not set(roots).isdisjoint(ranks)
         is_memory = kind is EventKind.OUT_OF_MEMORY
-        wait = find_wait(state, ranks)
+        wait = find_wait(run, state, ranks)
         yield make_cause(
             CauseKind.OUT_OF_MEMORY if is_memory else CauseKind.CRASH,
             Certainty.CERTAIN if is_waited or (is_only and is_root) else Certainty.LIKELY,
@@ -64,7 +64,7 @@ def explain_unreachable(run: HangRun, state: HangState | None) -> Iterator[HangC
         ranks = sorted(events)
         if not ranks or len(ranks) == len(run.ranks):
             continue
-        wait = find_wait(state, ranks)
+        wait = find_wait(run, state, ranks)
         runs = [rank for rank in ranks if run.ranks[rank].stacks]
         evidence = [describe_rank(run, rank) for rank in ranks[:2]]
         if runs:

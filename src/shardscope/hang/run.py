@@ -18,6 +18,7 @@ from shardscope.hang.evidence import (
 from shardscope.hang.evidence.failures import CONSEQUENCES
 from shardscope.hang.groups import RunGroup, find_last_calls, join_groups
 from shardscope.hang.identify import identify_ranks
+from shardscope.hang.pending_calls import find_stuck_calls, list_pending
 from shardscope.hang.rank_calls import GroupCalls, IssuedCall
 from shardscope.hang.waits import BLOCKING_BACKENDS, RunState
 from shardscope.record.hang_records import CauseKind
@@ -207,6 +208,11 @@ def make_run_state(run: HangRun) -> RunState:
         blocking=blocking,
         seen_ns=seen_ns,
         busy=frozenset(_find_busy(run, blocking)),
+        stuck=frozenset(
+            rank
+            for group, _ in find_stuck_calls(run.groups, list_pending(run.groups))
+            for rank in group.members
+        ),
     )
 
 

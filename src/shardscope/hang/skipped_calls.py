@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from shardscope.hang.divergence_causes import find_shift
-from shardscope.hang.history import Step, find_deviation, list_steps
+from shardscope.hang.history import Deviation, Step, find_deviation, list_steps
 from shardscope.hang.rank_calls import GroupCalls, Wait, describe_call, line_of
 from shardscope.hang.run import HangRun
 
 _MAX_WAITERS = 4  # that a rank is compared with
 _MAX_SCANNED = 4_000  # positions before the wait
+_MAX_COMPARED = 16  # positions before the wait in which two ranks must do the same
 
 
 def find_skipped(run: HangRun, rank: int, wait: Wait) -> str | None:
@@ -113,39 +114,36 @@ def _order(run: HangRun, rank: int, step: Step) -> int:
 
 
 def _have_same_role(run: HangRun, rank: int, waiter: int, wait: Wait) -> bool:
-    """Whether both ranks issued the same between the two collectives before the wait."""
+    """Whether both ranks issued equally many in each group's role in the steps before the wait."""
     assert wait.position is not None
-    if wait.position < 2:
-        return True
-    before = [
-        _list_after(run, own, wait.group, wait.position - 2, until=wait.position - 1)
-        for own in (rank, waiter)
-    ]
-    if before[0] is None or before[1] is None:
-        return True
-    return Counter(map(_name, before[0])) == Counter(map(_name, before[1]))
+    last = wait.position - 1
+    for first in range(max(-1, last - _MAX_COMPARED), last):
+        before = [_list_after(run, own, wait.group, first, until=last) for own in (rank, waiter)]
+        if before[0] is not None and before[1] is not None:
+            return Counter(map(_name, before[0])) == Counter(map(_name, before[1]))
+    return False
 
 
 def _find_change(run: HangRun, rank: int, wait: Wait) -> str | None:
-    """A last call of the rank that did not follow the same calls before."""
+    """A call of the rank that did not follow the same calls before."""
     deviation = find_deviation(run, rank)
     if deviation is None or deviation.expected.group != wait.group:
         return None
-    return (
-        f"its last call is {describe_call(deviation.actual)} in group {deviation.actual.group}, "
-        f"where {describe_call(deviation.expected)} in group {deviation.expected.group} followed "
-        "in earlier steps"
-    )
+    return describe_deviation(deviation)
 
 
-def list_deviating(run: HangRun, ranks: list[int]) -> Iterator[tuple[int, str]]:
-    """Ranks whose last call is another than in earlier steps, and what shows it."""
+def list_deviating(run: HangRun, ranks: list[int]) -> Iterator[tuple[int, Deviation]]:
+    """Ranks that did something else than in their earlier steps."""
     for rank in ranks:
         deviation = find_deviation(run, rank)
         if deviation is not None:
-            yield (
-                rank,
-                f"rank {rank} issued {describe_call(deviation.actual)} in group "
-                f"{deviation.actual.group}, where {describe_call(deviation.expected)} in group "
-                f"{deviation.expected.group} followed in earlier steps",
-            )
+            yield rank, deviation
+
+
+def describe_deviation(deviation: Deviation) -> str:
+    """What a rank issued, and what it issued there in earlier steps."""
+    actual, expected = deviation.actual, deviation.expected
+    return (
+        f"rank {actual.rank} issued {describe_call(actual)} in group {actual.group}, where "
+        f"{describe_call(expected)} in group {expected.group} followed in earlier steps"
+    )

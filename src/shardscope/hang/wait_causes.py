@@ -9,18 +9,20 @@ from shardscope.hang.cause_text import (
     describe_rank,
     describe_waiters,
     find_source,
-    find_wait,
     make_cause,
 )
 from shardscope.hang.dumped_calls import DumpedCall
-from shardscope.hang.evidence import CallState, EventKind
+from shardscope.hang.evidence import CallState, EventKind, FileFormat
+from shardscope.hang.first_wait import find_wait
+from shardscope.hang.history import Deviation
 from shardscope.hang.rank_calls import P2P_KINDS, Wait, describe_call, name_ranks
 from shardscope.hang.run import HangRun
-from shardscope.hang.skipped_calls import find_skipped, list_deviating
+from shardscope.hang.skipped_calls import describe_deviation, find_skipped, list_deviating
 from shardscope.hang.waits import HangKind, HangState, RunState, explain_hang
 from shardscope.record.hang_records import CauseKind, Certainty, HangCause
 
 _MAX_RANKS = 8  # whose skipped calls are looked for
+_MAX_DEVIATING = 64  # ranks outside of a cycle that are compared with their earlier steps
 
 
 def explain_state(run: HangRun, state: HangState, run_state: RunState) -> HangCause:
@@ -35,8 +37,8 @@ def explain_state(run: HangRun, state: HangState, run_state: RunState) -> HangCa
 
 def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> HangCause:
     """Ranks that others wait for: they went past the call, are busy elsewhere, or do not say."""
-    ranks = state.ranks
-    wait = find_wait(state, ranks)
+    ranks = _choose_behind(run, state)
+    wait = find_wait(run, state, ranks)
     assert wait is not None
     finding = explain_hang(state, run_state, run.calls)
     skipped = {
@@ -76,6 +78,21 @@ def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> Hang
         source=find_source(run, ranks[0]),
         where=describe_place(run, ranks[0]),
     )
+
+
+def _choose_behind(run: HangRun, state: HangState) -> list[int]:
+    """Of the ranks behind, those that most groups wait for, where transfers are not recorded.
+
+    The others may wait in a send or receive, which then leads on to those.
+    """
+    formats = {run.groups[wait.group].format for wait in state.waits}
+    backends = {run.groups[wait.group].backend for wait in state.waits}
+    is_flight = FileFormat.FLIGHT_RECORDER in formats and "gloo" in backends
+    if len(state.ranks) < 2 or not (is_flight or FileFormat.NCCL_RAS in formats):
+        return state.ranks
+    counts = {rank: sum(rank in wait.missing for wait in state.waits) for rank in state.ranks}
+    most = max(counts.values())
+    return [rank for rank in state.ranks if counts[rank] == most]
 
 
 def _classify_activity(run: HangRun, ranks: list[int]) -> tuple[CauseKind, Certainty]:
@@ -138,29 +155,66 @@ def _explain_cycle(run: HangRun, state: HangState, run_state: RunState) -> HangC
     finding = explain_hang(state, run_state, run.calls)
     waiting = state.certain if state.is_certain else state.likely
     waits = [wait for rank in state.ranks for wait in waiting.get(rank, ())]
-    groups = {wait.group for wait in waits}
-    is_transfer = all(call.kind in P2P_KINDS for wait in waits for call in wait.waiters.values())
-    certainty = Certainty.CERTAIN if state.is_certain else Certainty.LIKELY
-    deviating = dict(list_deviating(run, sorted(set(waiting))[:64]))
-    ranks = sorted(deviating) if deviating and 2 * len(deviating) <= len(waiting) else state.ranks
-    kind = CauseKind.WRONG_ORDER
-    if is_transfer and len(groups) == 1 and not _is_order_of_transfers(waits):
-        kind = CauseKind.UNMATCHED_TRANSFER
+    others = sorted(set(waiting) - set(state.ranks))[:_MAX_DEVIATING]
+    deviating = dict(list_deviating(run, [*state.ranks, *others]))
+    is_known = bool(deviating) and 2 * len(deviating) <= len(waiting)
+    ranks = sorted(deviating) if is_known else state.ranks
+    kind = _classify_cycle(waits, [deviating[rank] for rank in ranks if rank in deviating])
+    evidence = [describe_deviation(deviation) for deviation in list(deviating.values())[:3]]
+    if any(deviation.is_left_out is None for deviation in deviating.values()):
+        evidence.append("it may issue the expected call later, or have left it out")
+    deviation = deviating.get(ranks[0])
     wait = waits[0] if waits else None
+    if deviation is not None:
+        return _explain_deviation(
+            run, deviation, kind, ranks, finding.fact, evidence, is_certain=state.is_certain
+        )
     return make_cause(
         kind,
-        certainty,
+        Certainty.CERTAIN if state.is_certain else Certainty.LIKELY,
         ranks,
         [finding.fact],
-        evidence=[*list(deviating.values())[:3], *(describe_rank(run, rank) for rank in ranks[:3])],
+        evidence=[*evidence, *(describe_rank(run, rank) for rank in ranks[:3])],
         wait=wait,
         source=find_source(run, ranks[0]),
     )
 
 
-def _is_order_of_transfers(waits: list[Wait]) -> bool:
-    """Whether all wait in the same kind of transfer, as when all receive first."""
-    return len({call.kind for wait in waits for call in wait.waiters.values()}) == 1
+def _classify_cycle(waits: list[Wait], deviations: list[Deviation]) -> CauseKind:
+    """A call left out, a transfer without its counterpart, or another order of calls."""
+    for deviation in deviations:
+        if deviation.expected.kind in P2P_KINDS:
+            return CauseKind.UNMATCHED_TRANSFER
+        if deviation.is_left_out:
+            return CauseKind.SKIPPED_CALL
+    kinds = {call.kind for wait in waits for call in wait.waiters.values()}
+    if kinds <= set(P2P_KINDS) and len(kinds) > 1 and not deviations:
+        return CauseKind.UNMATCHED_TRANSFER
+    return CauseKind.WRONG_ORDER
+
+
+def _explain_deviation(
+    run: HangRun,
+    deviation: Deviation,
+    kind: CauseKind,
+    ranks: list[int],
+    fact: str,
+    evidence: list[str],
+    *,
+    is_certain: bool,
+) -> HangCause:
+    """The cause at the call that a rank issued in earlier steps, and the others wait in."""
+    expected = deviation.expected
+    return make_cause(
+        kind,
+        Certainty.CERTAIN if is_certain else Certainty.LIKELY,
+        ranks,
+        [fact],
+        evidence=[*evidence, *(describe_rank(run, rank) for rank in ranks[:3])],
+        group=expected.group,
+        position=None if expected.kind in P2P_KINDS else deviation.position,
+        source=deviation.actual.source or find_source(run, ranks[0]),
+    )
 
 
 def _explain_unrecorded(run: HangRun, state: HangState) -> HangCause:

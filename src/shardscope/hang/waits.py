@@ -51,7 +51,8 @@ class RunState(Struct, frozen=True):
 
     `last` is the last call of each rank, `last_on_thread` of each of its threads. `seen_ns` is the
     time, on the rank's clock, when a thread last entered or left a phase. `blocking` are groups
-    whose collectives return when they are done. `busy` are ranks known to be outside of any wait.
+    whose collectives return when they are done. `busy` are ranks known to be outside of any wait,
+    `stuck` those whose oldest call is the oldest of all ranks of its group, and completes on none.
     """
 
     stops: Mapping[int, Stop]
@@ -61,6 +62,7 @@ class RunState(Struct, frozen=True):
     blocking: frozenset[str] = frozenset()
     seen_ns: Mapping[tuple[int, str], int] = {}
     busy: frozenset[int] = frozenset()
+    stuck: frozenset[int] = frozenset()
     is_simulated: bool = False
 
 
@@ -70,6 +72,7 @@ class HangKind(StrEnum):
     BEHIND = "behind"  # ranks that others wait for do not wait themselves
     CYCLE = "cycle"  # ranks wait for each other
     UNRECORDED = "unrecorded"  # all recorded ranks wait; the others of the group left nothing
+    STUCK = "stuck"  # the ranks that others wait for are in a call that all have issued
 
 
 class HangState(Struct, frozen=True):
@@ -175,18 +178,21 @@ class _Hang:
         unrecorded = [] if self._explained else self._find_unrecorded()
         stuck = {rank for wait in unrecorded for rank in wait.waiters}.difference(self._run.busy)
         missing = {rank for wait in self._waits for rank in wait.missing}
-        behind = sorted(
-            missing.intersection(self._stops).difference(likely, self._explained, stuck)
-        )
+        behind = missing.intersection(self._stops).difference(likely, self._explained, stuck)
+        if blocked := behind & self._run.stuck:
+            behind -= blocked
+            if not behind:
+                ranks = sorted(blocked)
+                return HangState(HangKind.STUCK, ranks, self._waits, certain, likely)
         if behind:
-            return HangState(HangKind.BEHIND, behind, self._waits, certain, likely)
+            return HangState(HangKind.BEHIND, sorted(behind), self._waits, certain, likely)
         cycle = find_cycle(likely)
         if cycle is not None:
             return HangState(HangKind.CYCLE, cycle, self._waits, certain, likely, is_certain=False)
         if not unrecorded:
             return None
         ranks = sorted({rank for wait in unrecorded for rank in wait.missing})
-        waits = [*sorted(unrecorded, key=lambda wait: -len(wait.waiters)), *self._waits]
+        waits = [*sorted(unrecorded, key=_began_at), *self._waits]
         return HangState(HangKind.UNRECORDED, ranks, waits, certain, likely, is_certain=False)
 
     def _find_waits(self, diverged: Mapping[str, int]) -> Iterator[Wait]:
@@ -266,7 +272,8 @@ class _Hang:
         waits = [
             wait
             for name, group in self._groups.items()
-            if (wait := self._find_unrecorded_in(name, group)) is not None
+            for wait in (self._find_unrecorded_in(name, group), *self._find_unsent(name, group))
+            if wait is not None
         ]
         recorded = {rank for group in self._groups.values() for rank in group}
         missing = {rank for wait in waits for rank in wait.missing}
@@ -279,6 +286,8 @@ class _Hang:
         if not unknown or not recorded:
             return None
         position = min(calls.num_collectives for calls in recorded.values()) - 1
+        if any(calls.num_done for calls in recorded.values()):
+            position = min(position, max(calls.num_done for calls in recorded.values()))
         waiters: dict[int, IssuedCall] = {}
         for rank, calls in recorded.items():
             call = calls.collectives.get(position)
@@ -287,11 +296,27 @@ class _Hang:
             waiters[rank] = call
         return Wait(name, position, waiters, tuple(unknown))
 
+    def _find_unsent(self, name: str, group: GroupCalls) -> Iterator[Wait]:
+        """Sends and receives whose other end is a rank that left nothing."""
+        unknown = set(expand_ranks(self._run.members.get(name, ()))).difference(group)
+        for rank, calls in group.items() if unknown else ():
+            for call in calls.transfers:
+                if call.peer in unknown and self._may_wait(rank, call):
+                    assert call.peer is not None
+                    yield Wait(name, None, {rank: call}, (call.peer,))
+                    break
+
     def _may_wait(self, rank: int, call: IssuedCall) -> bool:
         """Whether a rank is in a call, or may be because it is its last."""
         last = self._run.last.get(rank)
         is_last = last is not None and (last.group, last.order) == (call.group, call.order)
         return rank in self._stops and not _is_done(call) and (is_last or _is_pending(call))
+
+
+def _began_at(wait: Wait) -> tuple[int, int]:
+    """When the first rank began to wait, where calls have times; else most waiting ranks first."""
+    times = [call.start_ns for call in wait.waiters.values() if call.start_ns]
+    return min(times, default=2**63), -len(wait.waiters)
 
 
 def _find_waiters(name: str, group: GroupCalls, position: int) -> dict[int, IssuedCall]:
