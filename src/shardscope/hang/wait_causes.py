@@ -219,8 +219,8 @@ def _explain_deviation(
 
 def _explain_unrecorded(run: HangRun, state: HangState) -> HangCause:
     """Ranks that left no calls, and that all others wait for."""
-    wait = state.waits[0]
-    ranks = list(wait.missing)
+    wait = find_wait(run, state, state.ranks) or state.waits[0]
+    ranks = sorted(set(wait.missing).intersection(state.ranks))
     call = next(iter(wait.waiters.values()))
     place = "in" if wait.position is None else f"at position {wait.position} of"
     seen = [rank for rank in ranks if rank in run.ranks]
