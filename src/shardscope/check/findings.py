@@ -16,6 +16,7 @@ from shardscope.hang import (
     find_divergences,
     name_ranks,
     payload_bytes,
+    sort_by_group,
 )
 from shardscope.record import (
     Collective,
@@ -43,7 +44,7 @@ class Side:
 
 def explain_divergence(recording: Recording, variation: PlannedVariation | None) -> Finding:
     """The finding about ranks that have diverged, under the variation that came before it."""
-    divergences = find_divergences(recording)
+    divergences = list(find_divergences(sort_by_group(recording)).values())
     if divergences:
         divergence = divergences[0]
         sides = _list_sides(recording, divergence.group, divergence.position)
@@ -63,7 +64,7 @@ def differ_in_size_only(recording: Recording, before: Recording) -> bool:
     `before` is the recording of the run without changes: if a size is found there, the ranks issue
     what they did, in another order.
     """
-    divergences = find_divergences(recording)
+    divergences = list(find_divergences(sort_by_group(recording)).values())
     if not divergences:
         return False
     sides = _list_sides(recording, divergences[0].group, divergences[0].position)

@@ -14,7 +14,7 @@ from shardscope._torch.process_groups.posts import GroupKey, Hearsay, ObjectPost
 from shardscope.check.roles import Roles, read_roles
 from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
-from shardscope.hang import P2P_KINDS, Divergence, find_divergences
+from shardscope.hang import P2P_KINDS, Divergence, find_divergences, sort_by_group
 from shardscope.launch.api import load_job
 from shardscope.launch.decisions import Change, Decisions
 from shardscope.record import Recording, merge
@@ -118,7 +118,7 @@ class SimulatedRanks:
         if not recordings:
             raise LaunchError(failure or "No rank has left a recording.")
         recording = _join(recordings)
-        divergences = find_divergences(recording)
+        divergences = list(find_divergences(sort_by_group(recording)).values())
         changed = {index for rank in decisions.values() for index in rank.changed}
         last = max(changed, default=None)
         if divergences and changed:

@@ -56,6 +56,7 @@ _VERBS = {
     "compare": "Find the first step, module and tensor whose values differ between two real runs.",
     "contract": "Check a program against limits on collectives, memory and more in CI.",
     "ci": "Check a branch: record its programs, check limits, compare with its base.",
+    "hang": "Explain why a run hangs, from dumps, stacks, logs and streams of its ranks.",
     "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
     "export": "Convert a recording for Perfetto, Chakra, TensorBoard, CI, Parquet or spreadsheets.",
     "query": "Run an SQL query on the tables of recordings.",

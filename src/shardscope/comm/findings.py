@@ -105,7 +105,12 @@ _FINDING_RULES = (IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, *RULES)
 
 
 def review(recording: Recording) -> Recording:
-    """Compute this package's findings anew, and keep all other findings."""
+    """Compute this package's findings anew, and keep all other findings.
+
+    Those of a hang come from more files than the collectives of the recording.
+    """
+    if recording.hangs:
+        return recording
     # A merged recording has more ranks than the ones its findings were computed from.
     gaps = [gap for gap in recording.gaps if not is_about_tags(gap)]
     gaps += find_unknown_waits(recording)

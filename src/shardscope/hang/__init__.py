@@ -2,7 +2,8 @@
 
 `rank_calls.py` sorts the collectives of a recording by group and rank, `mismatch.py` finds the
 first position of a group at which its ranks disagree, and `waits.py` the ranks that others wait
-for. Imports only `record` and `errors`.
+for. `explain.py` explains a hang from files of many formats, which `readers/` turn into evidence.
+Imports only `record` and `errors`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from shardscope.hang.rank_calls import (
     is_blocking_transfer,
     name_ranks,
     payload_bytes,
+    sort_by_group,
 )
-from shardscope.hang.waits import DEADLOCK, RANK_BEHIND, find_unknown_waits, is_about_tags
+from shardscope.hang.wait_text import DEADLOCK, RANK_BEHIND
+from shardscope.hang.waits import find_unknown_waits, is_about_tags
 
 RULES = (DEADLOCK, RANK_BEHIND, RANK_MISMATCH)
 """The rules of the findings of this package."""
@@ -37,4 +40,5 @@ __all__ = [
     "match_ranks",
     "name_ranks",
     "payload_bytes",
+    "sort_by_group",
 ]

@@ -13,6 +13,7 @@ from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
 from shardscope.record.check_records import Check
 from shardscope.record.compiler_records import Diagnosis, Explanation
+from shardscope.record.hang_records import HangAnalysis
 from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
@@ -304,6 +305,7 @@ _SINGULARS = {
     "explanations": "explanation",
     "values": "value",
     "comparisons": "comparison",
+    "hangs": "hang",
 }
 
 
@@ -330,6 +332,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
     checks: tuple[Check, ...] = ()
+    hangs: tuple[HangAnalysis, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

@@ -61,6 +61,7 @@ from shardscope.report.result.figures import (
     TrafficFigures,
     read_code,
 )
+from shardscope.report.result.hang_figures import read_hangs
 from shardscope.report.text.communication import Reason, gather_reasons, list_costs
 from shardscope.report.text.heading import describe_scope
 from shardscope.report.text.memory_profile import (
@@ -83,6 +84,7 @@ def read_figures(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) ->
         layouts=tuple(map(_read_layout, recording.layouts)),
         parity=read_parity(recording),
         runs=read_runs(recording),
+        hangs=read_hangs(recording),
         types=read_types(recording),
         parallel=read_parallel(recording),
         coverage=read_coverage(recording),

@@ -40,7 +40,7 @@ def list_run_facts(recording: Recording) -> list[str]:
         name_mesh(run.axes),
         name_ranks(run),
         describe_reality(recording),
-        f"torch {run.torch_version}",
+        f"torch {run.torch_version}" if run.torch_version else "",
     ]
     return list(filter(None, facts))
 

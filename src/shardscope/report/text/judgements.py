@@ -38,6 +38,7 @@ from shardscope.report.model.memory_peaks import (
     most_bytes,
 )
 from shardscope.report.text.compiler import fold_explanations, name_condition
+from shardscope.report.text.hang import summarize_hang
 from shardscope.report.text.memory_profile import describe_room
 from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.style import format_share
@@ -259,6 +260,24 @@ def judge_results(recording: Recording) -> Iterator[Concern]:
         facts = (item for item in recording.findings if item.fact == diagnosis.fact)
         finding = next(facts, None)
         yield _judge_diagnosis(diagnosis, finding.remedy if finding else "")
+
+
+def judge_hangs(recording: Recording) -> Iterator[Concern]:
+    """Judge what the files of a hang show."""
+    for hang in recording.hangs:
+        first = next(iter(recording.findings), None)
+        judgement = Judgement.FAILS if hang.is_hang else Judgement.FINE
+        if hang.slow_ranks:
+            judgement = Judgement.COSTLY
+        yield Concern(
+            judgement=judgement,
+            rule="hang",
+            fact=summarize_hang(hang).rstrip("."),
+            reason="",
+            view="communication",
+            source=None if first is None else first.source,
+            remedy="" if first is None else first.remedy,
+        )
 
 
 _CAUSES = {

@@ -31,6 +31,7 @@ from shardscope.report.text.communication import (
 )
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.hang import render_hangs
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.memory_profile import render_memory
 from shardscope.report.text.op_coverage import render_coverage
@@ -146,6 +147,8 @@ def _render_collectives(
 
 def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """Render the results of instruments other than traces of collectives."""
+    if recording.hangs:
+        yield from render_hangs(recording)
     if recording.spans:
         yield from render_phases(recording)
     if recording.coverage:

@@ -26,6 +26,7 @@ from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.judgements import (
     Concern,
     Judgement,
+    judge_hangs,
     judge_memory,
     judge_programs,
     judge_results,
@@ -135,8 +136,9 @@ def label_concern(concern: Concern) -> str:
 def judge(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> RunVerdict:
     """Judge a recording of any instruments by the rules of docs/guide/verdict.md."""
     concerns = [
+        *judge_hangs(recording),
         *judge_results(recording),
-        *_judge_findings(recording),
+        *(() if recording.hangs else _judge_findings(recording)),
         *_judge_completeness(recording),
         *_drop_repeated(judge_traffic(recording, rank_sets)),
         *judge_memory(recording),
@@ -186,7 +188,12 @@ _JUDGED = {
     "recompiles",
 }
 _JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose", "compare")
-_VIEWS = {"audit": "sharding", "trace": "communication", "explain": "compiler"}
+_VIEWS = {
+    "audit": "sharding",
+    "trace": "communication",
+    "hang": "communication",
+    "explain": "compiler",
+}
 
 
 def _judge_findings(recording: Recording) -> Iterator[Concern]:

@@ -34,6 +34,7 @@ from shardscope.report.text.compiler import (
     render_stage_times,
 )
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.hang import render_hangs
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.memory_profile import (
@@ -222,6 +223,7 @@ class Views:
 
     def _render_communication(self) -> Iterator[RenderableType]:
         recording, rank_sets = self._recording, self.rank_sets
+        yield from render_hangs(recording)
         if recording.collectives:
             facets = ("kind", "axis") if self._by == "kind" else ("axis", "kind")
             note = describe_totals(recording, rank_sets)
