@@ -193,6 +193,7 @@ _OWN_WORLD_FIELDS = (
     "diagnoses",
     "explanations",
     "comparisons",
+    "checks",
     "hangs",
 )
 _WORLD_FIELDS = (
@@ -400,6 +401,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         explanations=tuple(explanation for part in parts for explanation in part.explanations),
         values=tuple(value for part in parts for value in part.values),
         comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
+        checks=tuple(dict.fromkeys(check for part in parts for check in part.checks)),
         hangs=tuple(dict.fromkeys(hang for part in parts for hang in part.hangs)),
     )
 
