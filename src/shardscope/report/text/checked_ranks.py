@@ -42,6 +42,8 @@ def describe_ranks(check: Check) -> str:
 def summarize_check(check: Check) -> str:
     """How many variations were tried, and what came of them."""
     counts = Counter(variation.outcome for variation in check.variations)
+    if not check.is_varied:
+        return "What ranks see was not varied."
     if not check.variations:
         return "No decision of the program depends on what a rank alone sees."
     words = [f"{counts[outcome]:,} {_WORDS[outcome]}" for outcome in _WORDS if counts[outcome]]
