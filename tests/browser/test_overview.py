@@ -85,7 +85,7 @@ def test_the_overview_says_what_dominates_what_was_not_checked_and_what_is_next(
     cells.get_by_role("button", name="1.00 GiB").click()
     assert "phase=forward" in page.url
     checks = page.get_by_role("region", name="What was checked")
-    expect(checks).to_contain_text("1 of 5 instruments ran")
+    expect(checks).to_contain_text("1 of 6 instruments ran")
 
 
 @pytest.mark.parametrize("width", [400, 1280, 1920])
@@ -126,7 +126,7 @@ def test_a_wrong_result_is_on_every_tab(open_page) -> None:
     for view in VIEWS[1:]:
         go_to(page, view)
         alert = page.locator(".alert")
-        expect(alert).to_contain_text("Wrong result: 72 of 156 tensors differ")
+        expect(alert).to_contain_text("Wrong result: 84 of 182 tensors differ")
     alert.get_by_role("link").click()
     expect(page.get_by_role("tab", name="Correctness")).to_have_attribute("aria-selected", "true")
 
