@@ -87,7 +87,7 @@ class CallsInstrument(Instrument):
         log.count_calls = lambda: self._num_reported
         self._stack.callback(log.save)
         self._tracker = SharingTracker(log.rank, functools.partial(_note_source, log))
-        self._stack.enter_context(varied_surroundings(log))
+        self._stack.enter_context(varied_surroundings(log, self._tracker))
         self._stack.enter_context(replaced_outermost_calls(VariedCalls(log).call))
         self._values = VariedValues(log, self._tracker)
         world = current_world()

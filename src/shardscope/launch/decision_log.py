@@ -80,6 +80,7 @@ class DecisionLog:
         sources: Iterable[str] = (),
         is_handled: bool = False,
         detail: tuple[str, ...] = (),
+        has_samples: bool = False,
     ) -> Change | None:
         """The rank has come to a site: what to change there, if anything."""
         site = Site(kind, what, source or find_line(sys._getframe(1)))
@@ -101,6 +102,7 @@ class DecisionLog:
                 tuple(sorted(sources)),
                 is_handled,
                 detail,
+                has_samples,
             )
             self._passes.append(passed)
         self._num_inputs += kind is SiteKind.INPUT

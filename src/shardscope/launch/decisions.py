@@ -46,6 +46,8 @@ class ChangeKind(StrEnum):
     SAME_ROWS = "same_rows"  # all rows are the first
     SHORTER = "shorter"  # sequences
     LONGER = "longer"
+    SHORTER_SAMPLES = "shorter_samples"  # sequences, before the program collates them
+    LONGER_SAMPLES = "longer_samples"
     WITHOUT = "without"  # an entry of the batch
     END = "end"  # of the data
     LATER = "later"  # than it is, from then on
@@ -72,7 +74,8 @@ class Pass(Struct, frozen=True):
 
     `num_calls` is how many collectives it had issued, `ranks` those that have the same value there
     as far as its own data or random numbers matter; None if nothing of its own does. `is_handled`
-    says that the program catches exceptions there, `detail` what there is to change.
+    says that the program catches exceptions there, `detail` what there is to change, `has_samples`
+    that the program collates samples with sequences itself.
     """
 
     site: int
@@ -85,6 +88,7 @@ class Pass(Struct, frozen=True):
     sources: tuple[str, ...] = ()
     is_handled: bool = False
     detail: tuple[str, ...] = ()
+    has_samples: bool = False
 
 
 class Change(Struct, frozen=True, kw_only=True):
