@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from shardscope.check.exchanges import ExchangeMismatch, find_exchange_mismatch
 from shardscope.check.remedies import suggest_remedy
 from shardscope.check.runs import RanksRun
 from shardscope.check.shifts import Shift
@@ -50,10 +51,14 @@ def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Fin
     recording = run.recording
     assert recording is not None
     divergence = _find_divergence(recording)
+    mismatch = find_exchange_mismatch(recording, run.decisions)
     if divergence is not None:
         sides = _list_sides(recording, divergence.group, divergence.position)
         fact = _describe_divergence(divergence, sides)
         subject = f"group {divergence.group}"
+    elif mismatch is not None:
+        sides = _list_exchange_sides(mismatch)
+        fact, subject = _describe_mismatch(mismatch), f"group {mismatch.group}"
     else:
         sides = _list_last_calls(recording)
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
@@ -72,20 +77,38 @@ def _describe_divergence(divergence: Divergence, sides: Sequence[Side]) -> str:
     return f"at position {divergence.position} of group {divergence.group}, {issued}"
 
 
-def differ_in_size_only(recording: Recording, before: Recording) -> bool:
+def _list_exchange_sides(mismatch: ExchangeMismatch) -> list[Side]:
+    calls = mismatch.receiver_call, mismatch.sender_call
+    return [Side((call.rank,), call, mismatch.position) for call in calls]
+
+
+def _describe_mismatch(mismatch: ExchangeMismatch) -> str:
+    excess = mismatch.excess
+    return (
+        f"at position {mismatch.position} of group {mismatch.group}, rank {excess.sender} sends "
+        f"{excess.num_sent:,} bytes to rank {excess.receiver} in "
+        f"{describe_call(mismatch.sender_call)}, and rank {excess.receiver} expects "
+        f"{excess.num_expected:,} bytes in {describe_call(mismatch.receiver_call)}"
+    )
+
+
+def differ_in_size_only(run: RanksRun, before: RanksRun) -> bool:
     """Whether the ranks of a group issue the same collectives, on tensors of a new size.
 
-    `before` is the recording of the run without changes: if a size is found there, the ranks issue
-    what they did, in another order.
+    `before` is the run without changes: if a size is found there, the ranks issue what they did, in
+    another order.
     """
+    recording = run.recording
+    if recording is None or before.recording is None:
+        return False
     divergence = _find_divergence(recording)
     if divergence is None:
-        return False
+        return find_exchange_mismatch(recording, run.decisions) is not None
     sides = _list_sides(recording, divergence.group, divergence.position)
     calls = [side.call for side in sides if side.call is not None]
     if len(calls) < len(sides) or len({(call.kind, call.source) for call in calls}) > 1:
         return False
-    known = {(call.kind, call.source, payload_bytes(call)) for call in before.collectives}
+    known = {(call.kind, call.source, payload_bytes(call)) for call in before.recording.collectives}
     return any((call.kind, call.source, payload_bytes(call)) not in known for call in calls)
 
 

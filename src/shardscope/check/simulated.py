@@ -16,6 +16,7 @@ from shardscope._torch.process_groups.collective_inputs import (
     ObjectInput,
     ValueInput,
 )
+from shardscope.check.exchanges import find_exchange_mismatch
 from shardscope.check.roles import Roles, read_roles
 from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
@@ -128,11 +129,12 @@ class SimulatedRanks:
             raise LaunchError(failure or "No rank has left a recording.")
         recording = _join(recordings)
         divergences = list(find_divergences(sort_by_group(recording)).values())
+        has_diverged = bool(divergences) or bool(find_exchange_mismatch(recording, decisions))
         changed = {index for rank in decisions.values() for index in rank.changed}
         last = max(changed, default=None)
         if divergences and changed:
             last = _find_cause(recording, divergences, decisions)
-        return RanksRun(recording, decisions, bool(divergences), last, failure)
+        return RanksRun(recording, decisions, has_diverged, last, failure)
 
     def _find_group_inputs(
         self, decisions: Mapping[int, Decisions]

@@ -18,7 +18,7 @@ import msgspec
 from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope._torch.process_groups.known_values import KnownValues
 from shardscope.attribution.call_sites import TORCH_FOLDER, read_stack
-from shardscope.launch.decisions import Change, Decisions, Pass, Site, SiteKind
+from shardscope.launch.decisions import Change, Decisions, Exchange, Pass, Site, SiteKind
 from shardscope.record import Source
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -66,6 +66,7 @@ class DecisionLog:
         self._hashes: dict[str, list[str]] = {kind: [] for kind in self._sources}
         self._values: set[object] = set()  # of data
         self._changed: dict[int, int] = {}
+        self.exchanges: list[Exchange] = []
         self._iterations: dict[int, int] = {}  # in which changes were made, by position
 
     def visit(
@@ -154,6 +155,7 @@ class DecisionLog:
             num_bytes=self.num_bytes,
             inputs=tuple(known.inputs),
             object_inputs=tuple(known.object_inputs),
+            exchanges=tuple(self.exchanges),
         )
         self._path.write_bytes(msgspec.json.encode(decisions))
 

@@ -7,6 +7,7 @@ ended earlier than those of other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -105,6 +106,39 @@ class Change(Struct, frozen=True, kw_only=True):
     is_repeated: bool = False
 
 
+class Exchange(Struct, frozen=True):
+    """The bytes that a rank's all-to-all sends to each member of the group, and expects of each.
+
+    `order` is that of the collective among all of the rank.
+    """
+
+    order: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+class Excess(Struct, frozen=True):
+    """A rank sends other than the receiver expects in an all-to-all; sizes are in bytes."""
+
+    sender: int
+    receiver: int
+    num_sent: int
+    num_expected: int
+
+
+def find_excess(
+    first: Exchange, second: Exchange, ranks: tuple[int, int], members: Sequence[int]
+) -> Excess | None:
+    """Where two ranks of a group expect other than is sent; None if they agree, or are unknown."""
+    ways = ((first, second, ranks), (second, first, ranks[::-1]))
+    for sending, receiving, (sender, receiver) in ways:
+        sent = dict(zip(members, sending.sent, strict=False)).get(receiver)
+        expected = dict(zip(members, receiving.received, strict=False)).get(sender)
+        if sent is not None and expected is not None and sent != expected:
+            return Excess(sender, receiver, sent, expected)
+    return None
+
+
 class Decisions(Struct, frozen=True, kw_only=True):
     """What a rank has decided by: its sites and passes, what it drew and loaded, what was changed.
 
@@ -127,3 +161,4 @@ class Decisions(Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
     inputs: tuple[ValueInput, ...] = ()
     object_inputs: tuple[ObjectInput, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
