@@ -131,7 +131,7 @@ class _Check:
         if first.failure is not None or recording is None:
             raise LaunchError(first.failure or "The program has left no recording.")
         if first.has_diverged:
-            self._add(explain_divergence(recording, None))
+            self._add(explain_divergence(first, None))
         elif is_varied:
             self._vary(first)
         check_record = Check(
@@ -195,13 +195,18 @@ class _Check:
         self, first: RanksRun, run: RanksRun, changes: Sequence[Change], made: Sequence[int]
     ) -> tuple[int, RanksRun] | None:
         """The change after which ranks have diverged, and a run that shows it; None if none did."""
-        for index in made:
-            if find_shift(first.decisions, run.decisions, run.recording, changes[index]):
-                return index, run
-        if not run.has_diverged:
+        shifting = (
+            index
+            for index in made
+            if find_shift(first.decisions, run.decisions, run.recording, changes[index])
+        )
+        shifted = next(shifting, None)
+        if shifted is None and not run.has_diverged:
             return None
         if len(made) == 1:
             return made[0], run
+        if shifted is not None:  # again, without what was changed later
+            return shifted, self._ranks.run([changes[shifted]])
         for index in reversed(made):
             single = self._ranks.run([changes[index]])
             shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
@@ -215,12 +220,10 @@ class _Check:
         """The finding about ranks that have diverged; None if only sizes differ, as they may."""
         shift = find_shift(first.decisions, run.decisions, run.recording, change)
         if shift is not None:
-            return explain_shift(shift, variation)
-        assert run.recording is not None
-        assert first.recording is not None
-        if variation.is_of_lengths and differ_in_size_only(run.recording, first.recording):
+            return explain_shift(shift, run, variation)
+        if variation.is_of_lengths and differ_in_size_only(run, first):
             return None
-        return explain_divergence(run.recording, variation)
+        return explain_divergence(run, variation)
 
     def _note(self, variation: PlannedVariation, outcome: CheckOutcome, detail: str) -> None:
         self._tried.append(

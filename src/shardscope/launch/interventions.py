@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -26,12 +26,15 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.data_loading import (
+    RecordedFetch,
     describe_batches,
     is_list_of_samples,
+    recorded_fetch,
     watched_batches,
 )
-from shardscope._torch.tree import leaves, pytree_map
-from shardscope._torch.value_sharing import SharingTracker
+from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.process_groups.value_sharing import DATA, SharingTracker
+from shardscope._torch.tree import leaves, pytree_leaves, pytree_map
 from shardscope.launch.decision_log import (
     DecisionLog,
     catches_exceptions,
@@ -43,11 +46,12 @@ from shardscope.launch.decisions import Change, ChangeKind, SiteKind
 
 _LATER_SECONDS = 10 * 24 * 3600
 _SEED_OFFSET = 1_000_003
+_OF_SAMPLES = (ChangeKind.SHORTER_SAMPLES, ChangeKind.LONGER_SAMPLES)
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 
 
 @contextmanager
-def varied_surroundings(log: DecisionLog) -> Iterator[None]:
+def varied_surroundings(log: DecisionLog, tracker: SharingTracker) -> Iterator[None]:
     """Report clocks, signals, files, seeds and data loaders until the context ends."""
     with ExitStack() as stack:
         _seed_differently(log.rank)
@@ -56,7 +60,7 @@ def varied_surroundings(log: DecisionLog) -> Iterator[None]:
         stack.enter_context(_varied_existence(log))
         stack.enter_context(_varied_seeds(log))
         stack.enter_context(_varied_scalers(log))
-        stack.enter_context(watched_batches(_VariedBatches(log).take))
+        stack.enter_context(watched_batches(_VariedBatches(log, tracker).take))
         yield
 
 
@@ -185,15 +189,19 @@ def _varied_scalers(log: DecisionLog) -> Iterator[None]:
 class _VariedBatches:
     """Changes batches of data loaders."""
 
-    def __init__(self, log: DecisionLog) -> None:
+    def __init__(self, log: DecisionLog, tracker: SharingTracker) -> None:
         self._log = log
+        self._tracker = tracker
 
     def take(self, draw: Callable[[], Any]) -> Any:
         """The batch that the program gets; `draw` takes that of the loader."""
         frame = find_caller(sys._getframe(1))
         if frame is None:
             return draw()
-        batch = draw()
+        with recorded_fetch(draw) as fetch:
+            batch = draw()
+        self._note_data(fetch, batch)
+        samples = None if fetch is None else fetch.samples
         has_samples = is_list_of_samples(draw, batch)
         change = self._log.visit(
             SiteKind.BATCH,
@@ -201,10 +209,22 @@ class _VariedBatches:
             is_handled=catches_exceptions(frame),
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
+            has_samples=samples is not None and bool(list_sample_lengths(samples)),
         )
         if change is None:
             return batch
+        if change.kind in _OF_SAMPLES and fetch is not None and samples is not None:
+            return fetch.collate([_change_sample(sample, change.kind) for sample in samples])
         return change_batch(batch, change, has_samples=has_samples)
+
+    def _note_data(self, fetch: RecordedFetch | None, batch: Any) -> None:
+        """Note what tells the data of ranks apart: indices of samples, and values."""
+        if fetch is not None:
+            self._log.note_source(DATA, repr(fetch.indices).encode())
+        with disable_dispatch_modes():
+            for leaf in leaves(batch):
+                if isinstance(leaf, torch.Tensor):
+                    self._tracker.note_data(leaf)
 
 
 def list_entries(batch: Any) -> Iterator[str]:
@@ -253,6 +273,37 @@ def _leave_out(batch: Any, entry: str) -> Any:
         return None if f"tensor {next(numbers)}" == entry else value
 
     return pytree_map(keep, batch)
+
+
+def list_sample_lengths(samples: Sequence[Any]) -> set[int]:
+    """The lengths of the sequences in samples, each of which the program collates."""
+    return {
+        len(value)
+        for sample in samples
+        for value in pytree_leaves(sample, is_leaf=_is_sequence)
+        if _is_sequence(value)
+    }
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether a part of a sample is a sequence: of numbers, or of vectors; images are none."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 1 + value.is_floating_point() and len(value) > 1
+    is_list = isinstance(value, list) and len(value) > 1
+    return is_list and all(isinstance(entry, int | float) for entry in value)
+
+
+def _change_sample(sample: Any, kind: ChangeKind) -> Any:
+    """A sample with shorter or longer sequences."""
+
+    def change_length(value: Any) -> Any:
+        if not _is_sequence(value):
+            return value
+        if kind is ChangeKind.SHORTER_SAMPLES:
+            return value[: max(1, len(value) // 4)]
+        return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value + value
+
+    return pytree_map(change_length, sample, is_leaf=_is_sequence)
 
 
 def list_lengths(batch: Any, *, has_samples: bool = False) -> list[int]:
