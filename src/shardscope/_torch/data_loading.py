@@ -52,13 +52,14 @@ def describe_batches(draw: Any) -> str:
 class RecordedFetch:
     """How a loader makes a batch in this process: the indices of the samples, and the samples.
 
-    `samples` is None unless the program collates samples itself: torch's own function makes batches
-    of samples of one shape only.
+    `samples` is None unless the program collates samples itself, or there is one in a batch:
+    torch's own function makes batches of samples of one shape only.
     """
 
     def __init__(self, fetcher: Any) -> None:
         self._fetch = fetcher.fetch
         self._collate = fetcher.collate_fn
+        self.is_single: bool = not fetcher.auto_collation
         self.indices: Any = None
         self.samples: list[Any] | None = None
 
@@ -69,12 +70,12 @@ class RecordedFetch:
 
     def collate_samples(self, samples: Any) -> Any:
         """Called for the program's function, which it calls."""
-        self.samples = list(samples)
+        self.samples = [samples] if self.is_single else list(samples)
         return self._collate(samples)
 
     def collate(self, samples: list[Any]) -> Any:
         """The batch of other samples."""
-        return self._collate(samples)
+        return self._collate(samples[0] if self.is_single else samples)
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def recorded_fetch(draw: Any) -> Iterator[RecordedFetch | None]:
     recorded = RecordedFetch(fetcher)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(fetcher, "fetch", recorded.fetch))
-        if fetcher.auto_collation and fetcher.collate_fn is not default_collate:
+        if recorded.is_single or fetcher.collate_fn is not default_collate:
             replaced = mock.patch.object(fetcher, "collate_fn", recorded.collate_samples)
             stack.enter_context(replaced)
         yield recorded
@@ -99,4 +100,5 @@ def recorded_fetch(draw: Any) -> Iterator[RecordedFetch | None]:
 def is_list_of_samples(draw: Any, batch: Any) -> bool:
     """Whether a batch is a list with an entry for each sample; torch's own collation makes none."""
     collate = getattr(draw.args[0], "_collate_fn", None)
-    return isinstance(batch, list) and collate is not default_collate
+    is_collated = getattr(draw.args[0], "_auto_collation", False)
+    return isinstance(batch, list) and is_collated and collate is not default_collate

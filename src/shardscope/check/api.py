@@ -147,9 +147,9 @@ class _Check:
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
     def _add(self, finding: Finding) -> None:
-        """Add a finding, unless one names the same line for the same reason."""
-        known = {(f.source, f.remedy, f.subject) for f in self._findings}
-        if (finding.source, finding.remedy, finding.subject) not in known:
+        """Add a finding, unless one names the same line and remedy."""
+        known = {(f.source, f.remedy) for f in self._findings}
+        if (finding.source, finding.remedy) not in known:
             self._findings.append(finding)
 
     def _vary(self, first: RanksRun) -> None:

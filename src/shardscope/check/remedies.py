@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from shardscope.check.variations import PlannedVariation
 from shardscope.launch.decisions import ChangeKind, SiteKind
-from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard
+from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard, Phase
 
 _K, _S = ChangeKind, SiteKind
 _OUTSIDE = (_S.CLOCK, _S.SIGNAL, _S.EXISTS, _S.OVERFLOW)  # what is not data
+_DATA = (_S.BATCH, _S.INPUT, _S.ROWS)
 _P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _AGREE = (
     "Let all ranks decide the same: all_reduce the flag with ReduceOp.MAX, or broadcast it from "
@@ -44,6 +45,10 @@ _UNUSED = (
     "Run the module on every rank, with a dummy input whose result is multiplied by zero where "
     "there is nothing to compute; "
 )
+_UNREACHED = (
+    "Run {owner} on every rank, with a dummy input whose result is multiplied by zero and added to "
+    "the loss where there is nothing to compute, so that backward reaches its collectives."
+)
 
 
 def suggest_remedy(
@@ -69,6 +74,9 @@ def suggest_remedy(
         return _AGREE if all(map(_is_of_module, calls)) else _BRANCH
     if calls and all(map(_is_of_module, calls)):
         return _suggest_for_modules(calls)
+    skipped = next((call for call in calls if call.owner and call.phase is Phase.BACKWARD), None)
+    if skipped is not None and site in _DATA:
+        return _UNREACHED.format(owner=skipped.owner)
     if not has_ended and len({call.group for call in calls}) > 1:
         return _ORDER
     if len(calls) > 1 and _differ_in_size_only(calls):
@@ -97,4 +105,7 @@ def _suggest_for_modules(calls: Sequence[Collective]) -> str:
 
 def _differ_in_size_only(calls: Sequence[Collective]) -> bool:
     first = calls[0]
-    return all((call.kind, call.group) == (first.kind, first.group) for call in calls)
+    return all(
+        (call.kind, call.group, call.source) == (first.kind, first.group, first.source)
+        for call in calls
+    )

@@ -84,7 +84,7 @@ class DecisionLog:
         has_samples: bool = False,
     ) -> Change | None:
         """The rank has come to a site: what to change there, if anything."""
-        site = Site(kind, what, source or find_line(sys._getframe(1)))
+        site = Site(kind, *((what, source) if source else locate(what, sys._getframe(1))))
         index = self._sites.setdefault(site, len(self._sites))
         if index == len(self._counts):
             self._counts.append(0)
@@ -160,9 +160,24 @@ class DecisionLog:
         self._path.write_bytes(msgspec.json.encode(decisions))
 
 
+def locate(what: str, frame: FrameType | None) -> tuple[str, Source | None]:
+    """What is done at the line that is running, and the line.
+
+    Of a library that the program calls, its line is named with what is done, and the line is that
+    of the program.
+    """
+    source = read_stack(frame).source
+    while frame is not None and not is_of_program(frame):
+        frame = frame.f_back
+    own = None if frame is None else read_stack(frame).source
+    if source is None or own is None or _PACKAGES not in os.path.abspath(source.file):
+        return what, source
+    return f"{what} in {os.path.basename(source.file)}:{source.line}", own
+
+
 def find_line(frame: FrameType | None) -> Source | None:
     """The program's line that is running."""
-    return read_stack(frame).source
+    return locate("", frame)[1]
 
 
 def find_caller(frame: FrameType | None) -> FrameType | None:

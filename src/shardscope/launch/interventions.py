@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -209,12 +209,14 @@ class _VariedBatches:
             is_handled=catches_exceptions(frame),
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
-            has_samples=samples is not None and bool(list_sample_lengths(samples)),
+            has_samples=fetch is not None and _has_sequences(fetch),
         )
         if change is None:
             return batch
         if change.kind in _OF_SAMPLES and fetch is not None and samples is not None:
-            return fetch.collate([_change_sample(sample, change.kind) for sample in samples])
+            is_sequence = _choose_test(fetch)
+            changed = [_change_sample(sample, change.kind, is_sequence) for sample in samples]
+            return fetch.collate(changed)
         return change_batch(batch, change, has_samples=has_samples)
 
     def _note_data(self, fetch: RecordedFetch | None, batch: Any) -> None:
@@ -275,35 +277,45 @@ def _leave_out(batch: Any, entry: str) -> Any:
     return pytree_map(keep, batch)
 
 
-def list_sample_lengths(samples: Sequence[Any]) -> set[int]:
-    """The lengths of the sequences in samples, each of which the program collates."""
-    return {
-        len(value)
-        for sample in samples
-        for value in pytree_leaves(sample, is_leaf=_is_sequence)
-        if _is_sequence(value)
-    }
+def _has_sequences(fetch: RecordedFetch) -> bool:
+    """Whether the program collates samples with sequences, which may have other lengths."""
+    is_sequence = _choose_test(fetch)
+    return any(
+        is_sequence(value)
+        for sample in fetch.samples or ()
+        for value in pytree_leaves(sample, is_leaf=is_sequence)
+    )
+
+
+def _choose_test(fetch: RecordedFetch) -> Callable[[Any], bool]:
+    # A sample that is not collated is often a batch, whose tensors have the samples along dim 0.
+    return _is_list if fetch.is_single else _is_sequence
 
 
 def _is_sequence(value: Any) -> bool:
-    """Whether a part of a sample is a sequence: of numbers, or of vectors; images are none."""
+    """Whether a part of a sample is a sequence: a list, or a tensor of numbers or of vectors."""
     if isinstance(value, torch.Tensor):
         return value.dim() == 1 + value.is_floating_point() and len(value) > 1
+    return _is_list(value)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a part of a sample is a list of numbers, or of tuples of numbers."""
     is_list = isinstance(value, list) and len(value) > 1
-    return is_list and all(isinstance(entry, int | float) for entry in value)
+    return is_list and all(isinstance(entry, int | float | tuple | list) for entry in value)
 
 
-def _change_sample(sample: Any, kind: ChangeKind) -> Any:
+def _change_sample(sample: Any, kind: ChangeKind, is_sequence: Callable[[Any], bool]) -> Any:
     """A sample with shorter or longer sequences."""
 
     def change_length(value: Any) -> Any:
-        if not _is_sequence(value):
+        if not is_sequence(value):
             return value
         if kind is ChangeKind.SHORTER_SAMPLES:
             return value[: max(1, len(value) // 4)]
         return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value + value
 
-    return pytree_map(change_length, sample, is_leaf=_is_sequence)
+    return pytree_map(change_length, sample, is_leaf=is_sequence)
 
 
 def list_lengths(batch: Any, *, has_samples: bool = False) -> list[int]:
