@@ -67,3 +67,10 @@ def test_a_target_is_checked_on_a_mesh(tmp_path: Path) -> None:
 def test_a_target_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"nothing\.py"):
         assert_no_divergence(tmp_path / "nothing.py", mesh={"dp": 2})
+
+
+def test_a_result_shows_its_recording() -> None:
+    result = CheckResult(make_checked(Severity.WARNING))
+    assert result.findings == result.recording.findings
+    assert repr(result) == f"CheckResult({result.recording!r})"
+    assert result._repr_html_() == result.recording._repr_html_()

@@ -42,10 +42,27 @@ _MAX_FINDINGS = 5
 
 @final
 class CheckResult:
-    """What `check` returns: a `recording` with its findings and with what was tried."""
+    """What `check` returns: a `recording` with its findings and with what was tried.
+
+    Examples:
+        >>> result = check("train.py", num_per_node=4)
+        >>> [finding.rule for finding in result.findings]
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+
+    def __repr__(self) -> str:
+        return f"CheckResult({self.recording!r})"
+
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording._repr_html_()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Where ranks diverge, or may: empty if nothing was found."""
+        return self.recording.findings
 
 
 def check(
@@ -60,6 +77,30 @@ def check(
     variations: bool = True,
     on_event: OnEvent = lambda event: None,
 ) -> CheckResult:
+    """Find out before launch whether the ranks of a program would wait for each other forever.
+
+    Runs an unmodified training program as several ranks, without GPUs, and compares the collectives
+    that they issue in each group. Then it runs them again as if some ranks saw something else where
+    the program decides: another batch, NaN in a loss, an exception, a later clock.
+
+    Args:
+        script: The program that torchrun would start; with `is_module` a module's name.
+        *args: The program's arguments.
+        num_nodes: The number of nodes.
+        num_per_node: The number of processes, each with a GPU, per node.
+        steps: Training steps after which the program is ended; by default small programs run to
+            their end.
+        gpu: The GPU of the nodes: h200, h100, a100 or b200.
+        is_module: Whether `script` is a module's name, as for `python -m`.
+        data: Whether all ranks run with data on this machine, in lockstep, or one of each role
+            without; by default with data if there are few ranks that compute little.
+        variations: Whether to run the program again as if some ranks saw something else.
+        on_event: Called when a rank has finished a step and when its process has ended.
+
+    Examples:
+        >>> result = check("train.py", "--lr", "3e-4", num_nodes=2)
+        >>> [finding.fact for finding in result.findings]
+    """
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
@@ -140,6 +181,7 @@ class _Check:
             num_steps=first.num_steps,
             is_complete=not recording.stops,
             has_data=isinstance(self._ranks, LockstepRanks),
+            is_varied=is_varied and not first.has_diverged,
             variations=tuple(self._tried),
         )
         run = replace(recording.run, instruments=("check",))
