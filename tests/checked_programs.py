@@ -19,6 +19,7 @@ from shardscope.record import (
 
 LINE = Source(file="train.py", line=12, function="step", text="if not torch.isfinite(loss):")
 _RULES = {Severity.ERROR: "divergence", Severity.WARNING: "possible-divergence"}
+_DETAILS = {CheckOutcome.RAISED: "ValueError: no loss", CheckOutcome.NOT_TRIED: "not reached"}
 _PROGRAM = """
 import torch
 import torch.distributed as dist
@@ -59,7 +60,7 @@ def make_checked(severity: Severity | None = None, *, num_left: int = 1) -> Reco
             ranks=(RankSpan(1),),
             outcome=outcome,
             source=LINE,
-            detail="ValueError: no loss" if outcome is CheckOutcome.RAISED else "",
+            detail=_DETAILS.get(outcome, ""),
         )
         for number, outcome in enumerate(outcomes, start=12)
     )

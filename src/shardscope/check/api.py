@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -177,7 +177,7 @@ class _Check:
             self._vary(first)
         check_record = Check(
             world_size=self._cluster.size,
-            roles=tuple(Role(rank=r, ranks=compress_ranks([r])) for r in sorted(first.decisions)),
+            roles=tuple(self._list_roles(first)),
             num_steps=first.num_steps,
             is_complete=not recording.stops,
             has_data=isinstance(self._ranks, LockstepRanks),
@@ -187,6 +187,14 @@ class _Check:
         run = replace(recording.run, instruments=("check",))
         gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
+
+    def _list_roles(self, first: RanksRun) -> Iterator[Role]:
+        """The ranks that were run, each with those that it stands for."""
+        represented = {rank: [rank] for rank in first.decisions}
+        if isinstance(self._ranks, SimulatedRanks) and self._ranks.roles is not None:
+            represented = self._ranks.roles.list_represented(self._cluster.size)
+        for rank in sorted(first.decisions):
+            yield Role(rank=rank, ranks=compress_ranks(represented.get(rank, [rank])))
 
     def _add(self, finding: Finding) -> None:
         """Add a finding, unless one names the same line and remedy."""

@@ -96,6 +96,8 @@ class Plan:
             if not ranks:
                 continue
             for kind, detail, condition in self._list_changes(site, passes, by_rank):
+                if kind is _K.RAISED:  # whatever the data
+                    ranks = (rank,)
                 words = condition.format(ranks=name_ranks(ranks), s="s" * (len(ranks) == 1))
                 yield PlannedVariation(site, kind, ranks, words, detail)
                 if site.kind in (_S.VALUE, _S.ROWS) and _is_repeated(passes):

@@ -41,6 +41,7 @@ CALLS = "calls"
 """The name of the instrument."""
 
 
+@final
 class RanksDiverged(EndOfRun):
     """Ends a rank because the ranks do not issue the same collectives."""
 

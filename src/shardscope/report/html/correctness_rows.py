@@ -9,7 +9,6 @@ from shardscope.record import (
     TOLERABLE,
     Agreement,
     Check,
-    CheckOutcome,
     Divergence,
     Fallback,
     Finding,
@@ -36,7 +35,7 @@ from shardscope.report.html.page_views import (
     TensorTable,
     VariationTable,
 )
-from shardscope.report.text.checked_ranks import describe_ranks, summarize_check
+from shardscope.report.text.checked_ranks import describe_ranks, sort_variations, summarize_check
 from shardscope.report.text.correctness import (
     group_identical,
     layer_group_key,
@@ -60,17 +59,9 @@ def make_proof(recording: Recording, index: Index) -> Proof | None:
     )
 
 
-_OUTCOMES = (
-    CheckOutcome.DIVERGED,
-    CheckOutcome.NOT_TRIED,
-    CheckOutcome.RAISED,
-    CheckOutcome.SAME,
-)
-
-
 def _make_check(check: Check, index: Index, findings: Sequence[Finding]) -> RankCheckItem:
     severities = {finding.severity for finding in findings}
-    variations = sorted(check.variations, key=lambda item: _OUTCOMES.index(item.outcome))
+    variations = sort_variations(check)
     return RankCheckItem(
         ranks=describe_ranks(check),
         summary=summarize_check(check),

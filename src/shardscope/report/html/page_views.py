@@ -336,7 +336,7 @@ class RankCheckItem(Struct, frozen=True, kw_only=True):
     """A comparison of a program's ranks before launch."""
 
     ranks: str  # `2 of 2 ranks were run, with data, 5 steps, to the end of the program`
-    summary: str  # `4 variations: 3 same collectives; 1 ranks diverge.`
+    summary: str  # `4 variations: ranks diverge under 1; issue the same collectives under 3.`
     severity: str  # of the worst finding: error, warning; empty if no rank diverges
     variations: VariationTable
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from shardscope.record import Check, CheckOutcome, Recording, format_ranks
+from shardscope.record import Check, Recording, format_ranks
 from shardscope.record.base import name_line
 from shardscope.report.result.figures import RankCheckFigures, RoleFigures, VariationFigures
-from shardscope.report.text.checked_ranks import summarize_check
-
-# What is worth reading first: of a long list the last entries are left out.
-_ORDER = (
-    CheckOutcome.DIVERGED,
-    CheckOutcome.NOT_TRIED,
-    CheckOutcome.RAISED,
-    CheckOutcome.SAME,
-)
+from shardscope.report.text.checked_ranks import sort_variations, summarize_check
 
 
 def read_checks(recording: Recording) -> tuple[RankCheckFigures, ...]:
@@ -22,7 +14,6 @@ def read_checks(recording: Recording) -> tuple[RankCheckFigures, ...]:
 
 
 def _read_check(check: Check) -> RankCheckFigures:
-    variations = sorted(check.variations, key=lambda variation: _ORDER.index(variation.outcome))
     return RankCheckFigures(
         verdict=summarize_check(check),
         world_size=check.world_size,
@@ -41,6 +32,6 @@ def _read_check(check: Check) -> RankCheckFigures:
                 line=name_line(variation.source),
                 detail=variation.detail,
             )
-            for variation in variations
+            for variation in sort_variations(check)
         ),
     )
