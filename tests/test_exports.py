@@ -134,16 +134,6 @@ def test_every_public_name_resolves_to_the_object_of_its_defining_module() -> No
         assert getattr(shardscope, name) is getattr(import_module(home), name)
 
 
-@pytest.mark.parametrize("first", ["import shardscope.check", "from shardscope.cli import check"])
-def test_a_package_with_the_name_of_a_function_does_not_take_its_place(first: str) -> None:
-    program = f"{first}\nimport shardscope\nprint(shardscope.check.__name__)"
-    program += "\nfrom shardscope import check\nprint(callable(check))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
-    )
-    assert (done.stdout.split(), done.stderr) == (["check", "True"], "")
-
-
 def test_type_checkers_see_every_public_name() -> None:
     tree = parse(SOURCE / "__init__.py")
     seen = {

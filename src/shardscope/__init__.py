@@ -5,13 +5,11 @@ The entire public API is here. Names load when first used: reading a recording n
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardscope.check.api import CheckResult, check
+    from shardscope.checks.api import CheckResult, check
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
     from shardscope.comm.value_sampler import ValueSamples as ValueSamples
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from shardscope.world import simulate
 
 _HOMES = {
-    "CheckResult": "shardscope.check.api",
+    "CheckResult": "shardscope.checks.api",
     "Diagnosed": "shardscope.compile.diagnose.diagnose",
     "Memory": "shardscope.shard.memory.memory",
     "ParallelProgram": "shardscope.parallel.program",
@@ -55,7 +53,7 @@ _HOMES = {
     "World": "shardscope.world",
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit.audit",
-    "check": "shardscope.check.api",
+    "check": "shardscope.checks.api",
     "compare_runs": "shardscope.report.show",
     "coverage": "shardscope.shard.coverage.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
@@ -132,21 +130,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-@final
-class _Package(ModuleType):
-    """This package, in which a name of the public API is never a module.
-
-    Importing the package `shardscope.check` would put it in the place of the function `check`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def load_ipython_extension(shell: Any) -> None:

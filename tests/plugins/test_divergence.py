@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from checked_programs import make_checked, write_program
-from shardscope.check import CheckResult
+from shardscope.checks import CheckResult
 from shardscope.errors import LaunchError
 from shardscope.record import Severity
 from shardscope.testing import DivergenceError, assert_no_divergence

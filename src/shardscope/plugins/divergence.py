@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rich.console import Group
 
-from shardscope.check import CheckResult, check
+from shardscope.checks import CheckResult, check
 from shardscope.errors import LaunchError
 from shardscope.record import Finding, Recording, load
 from shardscope.record.units import plural

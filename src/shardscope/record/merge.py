@@ -293,7 +293,7 @@ def _count_known(modules: tuple[Module, ...]) -> tuple[int, int]:
     return sum(parameter.live_name is not None for parameter in parameters), len(parameters)
 
 
-_MISSING = "world"
+MISSING = "world"
 
 
 def merge_files(
@@ -377,7 +377,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
     parts = [source.recording for source in sources]
     groups, group_gaps = _merge_groups(parts)
     run = _merge_runs([part.run for part in parts])
-    recorded = (gap for part in parts for gap in part.gaps if gap.place != _MISSING)
+    recorded = (gap for part in parts for gap in part.gaps if gap.place != MISSING)
     gaps = [*_find_missing(run), *_find_disagreements(parts), *group_gaps, *recorded]
     collectives = (collective for part in parts for collective in part.collectives)
     return Recording(
@@ -467,7 +467,7 @@ def _find_missing(run: RunInfo) -> list[Gap]:
         return []
     ranks = format_ranks(compress_ranks(missing))
     fact = f"no recording of {len(missing)} of {run.world_size} ranks: {ranks}"
-    return [Gap(place=_MISSING, fact=fact)]
+    return [Gap(place=MISSING, fact=fact)]
 
 
 def _find_disagreements(parts: Sequence[Recording]) -> list[Gap]:

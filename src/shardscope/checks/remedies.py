@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardscope.check.variations import PlannedVariation
+from shardscope.checks.variations import PlannedVariation
 from shardscope.launch.decisions import ChangeKind, SiteKind
 from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard, Phase
 
@@ -72,7 +72,8 @@ def suggest_remedy(
         return _JOIN
     if site in _OUTSIDE or is_early:
         return _AGREE if all(map(_is_of_module, calls)) else _BRANCH
-    if calls and all(map(_is_of_module, calls)):
+    is_decision = variation is not None and site is _S.VALUE and not variation.is_in_model
+    if calls and all(map(_is_of_module, calls)) and not is_decision:
         return _suggest_for_modules(calls)
     skipped = next((call for call in calls if call.owner and call.phase is Phase.BACKWARD), None)
     if skipped is not None and site in _DATA:

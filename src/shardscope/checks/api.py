@@ -10,12 +10,12 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.check.findings import differ_in_size_only, explain_divergence, explain_shift
-from shardscope.check.roles import FEW_RANKS
-from shardscope.check.runs import JobRunner, LockstepRanks, RanksRun
-from shardscope.check.shifts import find_shift
-from shardscope.check.simulated import SimulatedRanks
-from shardscope.check.variations import Plan, PlannedVariation, schedule
+from shardscope.checks.findings import differ_in_size_only, explain_divergence, explain_shift
+from shardscope.checks.roles import FEW_RANKS
+from shardscope.checks.runs import JobRunner, LockstepRanks, RanksRun
+from shardscope.checks.shifts import find_shift
+from shardscope.checks.simulated import SimulatedRanks
+from shardscope.checks.variations import Plan, PlannedVariation, schedule
 from shardscope.errors import LaunchError
 from shardscope.launch.api import MAX_DATA_RANKS, check_cluster
 from shardscope.launch.cluster import Cluster
@@ -32,6 +32,7 @@ from shardscope.record import (
     Variation,
     compress_ranks,
 )
+from shardscope.record.merge import MISSING
 
 _PREFIX = "shardscope-check-"
 _MAX_STEPS = 50
@@ -185,7 +186,7 @@ class _Check:
             variations=tuple(self._tried),
         )
         run = replace(recording.run, instruments=("check",))
-        gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
+        gaps = tuple(gap for gap in recording.gaps if gap.place not in ("step", MISSING))
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
     def _list_roles(self, first: RanksRun) -> Iterator[Role]:
@@ -196,10 +197,10 @@ class _Check:
         for rank in sorted(first.decisions):
             yield Role(rank=rank, ranks=compress_ranks(represented.get(rank, [rank])))
 
-    def _add(self, finding: Finding) -> None:
-        """Add a finding, unless one names the same line and remedy."""
+    def _add(self, finding: Finding | None) -> None:
+        """Add a finding if there is one, unless another names the same line and remedy."""
         known = {(f.source, f.remedy) for f in self._findings}
-        if (finding.source, finding.remedy) not in known:
+        if finding is not None and (finding.source, finding.remedy) not in known:
             self._findings.append(finding)
 
     def _vary(self, first: RanksRun) -> None:
@@ -233,8 +234,7 @@ class _Check:
                 finding = self._explain(cause[1], first, variation, changes[index])
                 outcome = CheckOutcome.SAME if finding is None else CheckOutcome.DIVERGED
                 self._note(variation, outcome, "" if finding else "sizes differ")
-                if finding is not None:
-                    self._add(finding)
+                self._add(finding)
             elif run.failure is not None and index == made[-1]:
                 self._note(variation, CheckOutcome.RAISED, run.failure)
             else:
@@ -255,14 +255,13 @@ class _Check:
             return None
         if len(made) == 1:
             return made[0], run
-        if shifted is not None:  # again, without what was changed later
-            return shifted, self._ranks.run([changes[shifted]])
-        for index in reversed(made):
+        # Each by itself: what was changed later may be the cause, or what was changed before.
+        for index in reversed(made) if shifted is None else [shifted]:
             single = self._ranks.run([changes[index]])
             shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
             if single.has_diverged or shift is not None:
                 return index, single
-        return made[-1], run
+        return None
 
     def _explain(
         self, run: RanksRun, first: RanksRun, variation: PlannedVariation, change: Change

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.check.exchanges import ExchangeMismatch, find_exchange_mismatch
-from shardscope.check.remedies import suggest_remedy
-from shardscope.check.runs import RanksRun
-from shardscope.check.shifts import Shift
-from shardscope.check.variations import PlannedVariation
+from shardscope.checks.exchanges import ExchangeMismatch, find_exchange_mismatch
+from shardscope.checks.remedies import suggest_remedy
+from shardscope.checks.runs import RanksRun
+from shardscope.checks.shifts import Shift
+from shardscope.checks.variations import PlannedVariation
 from shardscope.hang import (
     P2P_KINDS,
     Divergence,
@@ -46,8 +46,11 @@ class Side:
     position: int | None = None  # among the collectives of the call's group
 
 
-def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Finding:
-    """The finding about ranks that have diverged, under the variation that came before it."""
+def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Finding | None:
+    """The finding about ranks that have diverged, under the variation that came before it.
+
+    None if no rank waits: all have ended.
+    """
     recording = run.recording
     assert recording is not None
     divergence = _find_divergence(recording)
@@ -63,6 +66,8 @@ def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Fin
         sides = _list_last_calls(recording)
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
         subject = name_ranks(rank for side in sides for rank in side.ranks)
+    if not any(side.call for side in sides):
+        return None
     is_early = _have_left_early(sides, run.decisions)
     return _make_finding(sides, fact, subject, variation, is_early=is_early)
 
