@@ -42,8 +42,8 @@ _FAILURE = (
     "goes on."
 )
 _UNUSED = (
-    "Run the module on every rank, with a dummy input whose result is multiplied by zero where "
-    "there is nothing to compute; "
+    "Let each rank run the same modules in the same order, with a dummy input whose result is "
+    "multiplied by zero where there is nothing to compute; "
 )
 _UNREACHED = (
     "Run {owner} on every rank, with a dummy input whose result is multiplied by zero and added to "

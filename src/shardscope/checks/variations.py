@@ -160,6 +160,7 @@ class Plan:
                 yield from _list_batch_changes(site, passes)
             case _S.INPUT:
                 if not self._has_batches:
+                    yield _K.SHORTER, "", "the sequences of {ranks} are shorter"
                     yield _K.SAME_ROWS, "", "all samples of {ranks} are the same"
                     yield _K.NAN, "", "the batch of {ranks} contains NaN"
                 for part in itertools.islice(first.detail, _MAX_ENTRIES):
@@ -240,6 +241,8 @@ def _list_batch_changes(
     entries = dict.fromkeys(entry for passed in passes for entry in passed.detail)
     for entry in itertools.islice(entries, _MAX_ENTRIES):
         yield _K.WITHOUT, entry, f"the batch of {{ranks}} has no {entry} {where}"
+    if any(passed.has_strings for passed in passes):
+        yield _K.OTHER, "", f"the strings in the batch of {{ranks}} are others {where}"
     yield _K.NAN, "", f"the batch of {{ranks}} contains NaN {where}"
     if "iterable" in site.what:  # others have as many batches as they say
         yield _K.END, "", f"the data of {{ranks}} ends earlier {where}"

@@ -83,6 +83,7 @@ class DecisionLog:
         is_handled: bool = False,
         detail: tuple[str, ...] = (),
         has_samples: bool = False,
+        has_strings: bool = False,
     ) -> Change | None:
         """The rank has come to a site: what to change there, if anything."""
         site = Site(kind, *((what, source) if source else locate(what, sys._getframe(1))))
@@ -106,6 +107,7 @@ class DecisionLog:
                 detail,
                 has_samples,
                 self.is_in_model,
+                has_strings,
             )
             self._passes.append(passed)
         self._num_inputs += kind is SiteKind.INPUT

@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -211,6 +211,7 @@ class _VariedBatches:
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
             has_samples=fetch is not None and _has_sequences(fetch),
+            has_strings=any(map(_is_strings, pytree_leaves(batch, is_leaf=_is_strings))),
         )
         if change is None:
             return batch
@@ -259,8 +260,26 @@ def change_batch(batch: Any, change: Change, *, has_samples: bool = False) -> An
             return []
         case ChangeKind.SAME_ROWS if has_samples:
             return [batch[0] for _ in batch]
+        case ChangeKind.OTHER:
+            return _change_strings(batch, lambda strings: ["other"] * len(strings))
+        case ChangeKind.SAME_ROWS:
+            batch = _change_strings(batch, lambda strings: [strings[0]] * len(strings))
+            return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
         case _:
             return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
+
+
+def _is_strings(value: Any) -> bool:
+    """Whether a part of a batch is a string for each sample."""
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_list and all(isinstance(entry, str) for entry in value)
+
+
+def _change_strings(batch: Any, change: Callable[[Sequence[str]], list[str]]) -> Any:
+    def replace(value: Any) -> Any:
+        return type(value)(change(value)) if _is_strings(value) else value
+
+    return pytree_map(replace, batch, is_leaf=_is_strings)
 
 
 def _leave_out(batch: Any, entry: str) -> Any:
