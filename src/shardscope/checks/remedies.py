@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardscope.checks.variations import PlannedVariation
+from shardscope.launch.calls import NEW_GROUP
 from shardscope.launch.decisions import ChangeKind, SiteKind
 from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard, Phase
 
@@ -36,6 +37,10 @@ _PAIR = (
     "Give each send one receive in the same order, and issue those that cross with "
     "batch_isend_irecv, or isend and irecv before waiting."
 )
+_NEW_GROUP = (
+    "Call new_group with the same members in the same order on every rank of the world, also where "
+    "the rank is no member, or pass use_local_synchronization=True."
+)
 _ORDER = "Issue the collectives of these groups in the same order on every rank."
 _FAILURE = (
     "Let the exception end the rank (re-raise it), or all_reduce a flag of failure before any rank "
@@ -66,6 +71,8 @@ def suggest_remedy(
     site = None if variation is None else variation.site.kind
     if kind is _K.RAISED or site is _S.FILE:
         return _FAILURE
+    if any(call.op == NEW_GROUP for call in calls):
+        return _NEW_GROUP
     if calls and all(call.kind in _P2P for call in calls):
         return _PAIR
     if kind is _K.END or (variation is None and is_early):
