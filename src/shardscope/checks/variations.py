@@ -21,6 +21,7 @@ from shardscope.record import Source
 _MIN_VALUES = 16  # that are different, of data by which ranks with the same data are recognized
 _MAX_LENGTHS = 3  # of sequences in a batch that are varied
 _MAX_ENTRIES = 8  # of a batch that are left out, one after the other
+_MAX_FROZEN = 3  # parts of a model
 _K, _S = ChangeKind, SiteKind
 # After these a run is not what it was: they come last in it.
 _LASTING = {_K.FROZEN, _K.NAN, _K.END, _K.LATER, _K.RAISED, _K.DELIVERED, _K.WITHOUT}
@@ -163,7 +164,7 @@ class Plan:
                     yield _K.SHORTER, "", "the sequences of {ranks} are shorter"
                     yield _K.SAME_ROWS, "", "all samples of {ranks} are the same"
                     yield _K.NAN, "", "the batch of {ranks} contains NaN"
-                for part in itertools.islice(first.detail, _MAX_ENTRIES):
+                for part in itertools.islice(first.detail, _MAX_FROZEN):
                     yield _K.FROZEN, part, f"{part} of {site.what} is frozen on all ranks"
             case _S.CLOCK:
                 yield _K.LATER, "", f"the clock of {{ranks}} is ahead of the others' ({place})"

@@ -286,7 +286,8 @@ def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:
         log.note_source(kind, str(torch.initial_seed()).encode())
     elif tensor.numel() > 1 and tensor.layout is torch.strided:
         with disable_dispatch_modes():
-            part = tensor.detach().flatten()[:_MAX_HASHED].contiguous()
+            # A copy, as numpy() would keep the program from resizing the tensor.
+            part = tensor.detach().flatten()[:_MAX_HASHED].clone()
             values = part[:_MAX_COUNTED].tolist() if kind == DATA else ()
             log.note_source(kind, part.view(torch.uint8).numpy().tobytes(), values)
 
