@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from msgspec.structs import replace
+
 from shardscope.checks.exchanges import ExchangeMismatch, find_exchange_mismatch
 from shardscope.checks.remedies import suggest_remedy
 from shardscope.checks.runs import RanksRun
@@ -17,6 +19,7 @@ from shardscope.hang import (
     Divergence,
     describe_call,
     find_divergences,
+    match_ranks,
     name_ranks,
     payload_bytes,
     sort_by_group,
@@ -63,6 +66,8 @@ def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Fin
     elif mismatch is not None:
         sides = _list_exchange_sides(mismatch)
         fact, subject = _describe_mismatch(mismatch), f"group {mismatch.group}"
+    elif recording.run.is_simulated:  # no rank has waited
+        return _explain_transfers(recording, variation)
     else:
         sides = _list_last_calls(recording)
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
@@ -81,6 +86,20 @@ def _find_divergence(recording: Recording) -> Divergence | None:
 def _describe_divergence(divergence: Divergence, sides: Sequence[Side]) -> str:
     issued = ", and ".join(map(_describe_issuers, sides[:_MAX_SIDES]))
     return f"at position {divergence.position} of group {divergence.group}, {issued}"
+
+
+def _explain_transfers(recording: Recording, variation: PlannedVariation | None) -> Finding | None:
+    """The finding about sends and receives that do not match, or that wait for each other."""
+    found = next(iter(match_ranks(recording)), None)
+    if found is None:
+        return None
+    return replace(
+        found,
+        rule=DIVERGENCE if variation is None else POSSIBLE_DIVERGENCE,
+        severity=Severity.ERROR if variation is None else Severity.WARNING,
+        fact=found.fact if variation is None else f"if {variation.condition}: {found.fact}",
+        source=found.source if variation is None else variation.source or found.source,
+    )
 
 
 def _list_exchange_sides(mismatch: ExchangeMismatch) -> list[Side]:
