@@ -192,6 +192,7 @@ class Coordinator:
         self._waiting: dict[tuple[str, int], list[_Thread]] = defaultdict(list)
         self._transfers = _Transfers()
         self._outcome: Outcome | None = None
+        self._mismatched: set[int] = set()  # ranks that came to different collectives
         self._is_cut = False  # whether a rank was asked to end
         self._last_step: int | None = None  # after which all are asked to
         self._num_steps = 0  # that any rank has taken
@@ -297,7 +298,10 @@ class Coordinator:
         arrivals = self._arrivals[key]
         thread.waits_in = call
         if any(_contradict(arrival, other, members) for other in arrivals.values()):
-            self._stop(Outcome("mismatch", tuple(sorted({*arrivals, call.rank}))))
+            # All wait now, or will: the outcome is known when no rank can go on.
+            self._mismatched |= {*arrivals, call.rank}
+            self._waiting[key].append(thread)
+            self._check_progress()
             return
         arrivals[call.rank] = arrival
         if len(arrivals) == len(members):
@@ -340,7 +344,9 @@ class Coordinator:
             by_rank[rank] and all(thread.waits_in for thread in by_rank[rank])
             for rank in self._running
         )
-        if is_stuck:
+        if is_stuck and self._mismatched:
+            self._stop(Outcome("mismatch", tuple(sorted(self._mismatched))))
+        elif is_stuck:
             reason = "completed" if self._is_cut else "stuck"
             self._stop(Outcome(reason, tuple(sorted(self._running))))
 
