@@ -31,8 +31,9 @@ _REMEDIES = {
     CauseKind.CRASH: "Fix what ended {names} first: the other ranks only waited.",
     CauseKind.STOPPED: "Look at the process of {names} on its host: `ps -o stat,wchan,cmd -p PID` "
     "shows whether it is stopped (T), in a device or file system (D), or gone.",
-    CauseKind.LOST: "Read the log of {names} and that of its host (dmesg, the scheduler): it "
-    "ended, was stopped, or its host failed.",
+    CauseKind.LOST: "Look at {names} on its host: `ps -o stat,wchan,cmd -p PID` shows whether the "
+    "process is stopped (T), in a device or file system (D), or gone; then read its log, dmesg and "
+    "the scheduler's.",
     CauseKind.DATA_LOADING: "Let the loader fail instead of wait (DataLoader(timeout=…)), look at "
     "its workers and storage on the host of {names}, and give every rank as many batches "
     "(DistributedSampler, drop_last=True).",
@@ -115,6 +116,8 @@ def describe_rank(run: HangRun, rank: int, *, has_last: bool = True) -> str:
         phases = [begin.name for begin in files.stop.open_spans if not begin.thread]
         if phases and has_last:
             parts.append(f"was in phase {' > '.join(phases)}")
+    if files is not None and files.pid is not None:
+        parts.append(f"is process {files.pid}" + (f" on {files.host}" if files.host else ""))
     return f"rank {rank} {', '.join(parts)}" if parts else ""
 
 

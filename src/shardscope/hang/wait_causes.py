@@ -66,6 +66,9 @@ def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> Hang
             "they waited for has ended (a signal, or out of memory on its host)"
         )
         kind, certainty = CauseKind.CRASH, Certainty.LIKELY
+    elif kind is CauseKind.SLOW and (absent := _describe_absence(run, ranks)):
+        evidence.append(absent)
+        kind, certainty = CauseKind.LOST, Certainty.LIKELY
     elif kind is CauseKind.SLOW and wait.position is None and _is_past(run, ranks[0], wait):
         kind, certainty = CauseKind.UNMATCHED_TRANSFER, Certainty.LIKELY
     return make_cause(
@@ -100,8 +103,8 @@ def _classify_activity(run: HangRun, ranks: list[int]) -> tuple[CauseKind, Certa
     for rank in ranks:
         activity = run.activities.get(rank)
         if activity is not None and activity.kind is not None:
-            is_named = activity.kind is not CauseKind.SLOW
-            return activity.kind, Certainty.CERTAIN if is_named else Certainty.LIKELY
+            is_known = activity.kind is not CauseKind.SLOW and not activity.is_by_name
+            return activity.kind, Certainty.CERTAIN if is_known else Certainty.LIKELY
     for rank in ranks:
         if any(event.is_open for piece in run.ranks[rank].evidence for event in piece.compilations):
             return CauseKind.COMPILING, Certainty.LIKELY
@@ -129,6 +132,18 @@ def _list_closed(run: HangRun, ranks: list[int]) -> list[int]:
         for rank, files in run.ranks.items()
         if rank not in ranks and any(event.kind is EventKind.CONNECTION for event in files.events)
     ]
+
+
+def _describe_absence(run: HangRun, ranks: list[int]) -> str:
+    """That these ranks left no dump or stack although all others did; empty if that is not so."""
+    absent = [rank for rank in ranks if not run.ranks[rank].has_process]
+    others = [rank for rank in run.ranks if rank not in ranks]
+    if absent != ranks or not others or not all(run.ranks[r].has_process for r in others):
+        return ""
+    return (
+        f"{name_ranks(ranks)} left no dump or stack, and all other ranks did: a process that is "
+        "stopped, killed or on a lost host writes none"
+    )
 
 
 def _is_past(run: HangRun, rank: int, wait: Wait) -> bool:

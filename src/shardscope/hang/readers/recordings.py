@@ -17,6 +17,7 @@ from shardscope.hang.evidence import (
     RankEvidence,
     find_last_activity,
 )
+from shardscope.hang.evidence.names import relate_source
 from shardscope.record.base import CollectiveKind
 from shardscope.record.codec import load
 from shardscope.record.ranks import count_ranks, expand_ranks
@@ -47,8 +48,8 @@ def read_recording(path: str, *, is_stream: bool) -> FileReport:
 
 
 def _is_about_end(gap: Gap) -> bool:
-    """Whether a gap only says that a stream has no end, as those of a hang have not."""
-    return gap.fact.startswith("the stream has no end")
+    """Whether a gap only says how a trace ended: those of a hang have no end, or an error."""
+    return gap.fact.startswith(("the stream has no end", "it ended early with "))
 
 
 @final
@@ -186,7 +187,8 @@ def _make_signature(call: Collective) -> CallSignature:
 
 def _make_site(call: Collective) -> CallSite:
     api = call.cause.api if isinstance(call.cause, Call) else ""
-    return CallSite(call.source, True, call.owner, call.phase, api, call.thread)
+    source = None if call.source is None else relate_source(call.source)
+    return CallSite(source, True, call.owner, call.phase, api, call.thread)
 
 
 def _find_times(call: Collective, start_ns: int, *, is_blocking: bool) -> tuple[int, int, int, int]:

@@ -149,6 +149,8 @@ def _read_bytes(path: str) -> bytes:
 def _read_data(path: str, data: bytes) -> list[FileReport]:
     start = data[:_HEAD_BYTES].lstrip()
     if not start:
+        if _is_named_text(path):
+            return [FileReport(path=path, format=FileFormat.LOG, detail="empty")]
         return [_refuse(path, "it is empty")]
     if start.startswith((b"\x80", b"(dp", b"(d")):
         return [_report_dump(path, *read_pickle(data, path))]
@@ -214,11 +216,15 @@ def _read_text(path: str, data: bytes) -> list[FileReport]:
     elif is_faulthandler(text):
         reports.append(read_stacks(data, path))
     if not reports:
-        if not path.lower().removesuffix(".gz").endswith(_TEXT_NAMES):
+        if not _is_named_text(path):
             return [_refuse(path, "it is no file of a known format")]
         detail = "nothing in it is about a hang"
         reports.append(FileReport(path=path, format=FileFormat.LOG, detail=detail))
     return reports
+
+
+def _is_named_text(path: str) -> bool:
+    return path.lower().removesuffix(".gz").endswith(_TEXT_NAMES)
 
 
 def _is_text(data: bytes) -> bool:
