@@ -128,7 +128,9 @@ def skip_opcode(data: bytes, position: int) -> int:
             f"it would run code (opcode {_CALLING[opcode]}), and only plain data is read"
         )
     else:
-        raise PickleError(f"it has the opcode 0x{opcode:02x}, which no dump has")
+        raise PickleError(
+            f"it is no pickle as torch writes it (opcode 0x{opcode:02x})"
+        )
     if end > len(data):
         raise PickleError("it is truncated", position)
     return end

@@ -238,10 +238,9 @@ def _refuse(path: str, fact: str) -> FileReport:
 def _shorten(sentence: str, path: str) -> str:
     """A sentence of an error about a file, without the name of the file at its start."""
     sentence = sentence.removesuffix(".")
-    for start in (f"'{path}' is not read: ", f"'{path}' is ", f"'{path}' "):
+    for start, subject in ((f"'{path}' is not read: ", ""), (f"'{path}' ", "it ")):
         if sentence.startswith(start):
-            rest = sentence.removeprefix(start)
-            return rest if not start.endswith("is ") else f"it is {rest}"
+            return f"{subject}{sentence.removeprefix(start)}"
     return sentence
 
 

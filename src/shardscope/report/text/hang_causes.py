@@ -83,7 +83,14 @@ def describe_hang(hang: HangAnalysis) -> str:
         )
     if hang.is_hang:
         return "ranks wait, and the files do not say for what"
+    if is_of_one_rank(hang):
+        return "the files of a single rank do not show who waits for whom"
     return "no rank waits for another in these files"
+
+
+def is_of_one_rank(hang: HangAnalysis) -> bool:
+    """Whether files of other ranks, which may wait, are missing."""
+    return not hang.is_hang and count_ranks(hang.ranks) < 2
 
 
 def summarize_hang(hang: HangAnalysis) -> str:
