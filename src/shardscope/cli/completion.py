@@ -208,6 +208,8 @@ def _describe(parameter: click.Parameter) -> ParameterEntry:
 
 
 def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
+    if parameter.name in ("program", "paths"):
+        return ()
     word = (parameter.metavar or "").strip("[]").removesuffix("...").strip("[]")
     if "--contract" in parameter.opts and word == "FILE":
         word = "CONTRACT"
@@ -215,8 +217,6 @@ def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
         word = "RECORDING"
     if word in _ENDINGS:
         return _ENDINGS[word]
-    if parameter.name == "program":
-        return ()
     return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PLAN") else None
 
 

@@ -29,13 +29,13 @@ from shardscope.version import __version__
     ],
     fails_if="A cause of a hang or a slow rank was found, or, with --strict, there is a gap.",
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", metavar="OUT", help="Also save the analysis (.json, .json.gz).")
 @force_option
 @strict_option
 @click.pass_context
 def command(
-    ctx: click.Context, files: tuple[str, ...], output: str | None, force: bool, strict: bool
+    ctx: click.Context, paths: tuple[str, ...], output: str | None, force: bool, strict: bool
 ) -> None:
     """Explain why a run hangs, from the files that its ranks left behind.
 
@@ -49,10 +49,10 @@ def command(
     others waited for.
     """
     if output is not None:
-        check_distinct(output, files)
+        check_distinct(output, paths)
         check_output(output, force=force)
     with show_progress("explaining") as report:
-        recording = explain_hang(files, report)
+        recording = explain_hang(paths, report)
     recording = _name_command(recording)
     print_out(render_summary(recording))
     saved = [] if output is None else [save(recording, output, force=force)]
