@@ -97,6 +97,8 @@ def describe_event(event: RankEvent) -> str:
             return f"raised {event.text}"
         case EventKind.GPU:
             return f"had an error of its GPU: {event.text}"
+    if event.text.startswith("terminate called"):
+        return f"aborted: {event.text}"
     return event.text
 
 

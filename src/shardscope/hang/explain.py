@@ -13,7 +13,7 @@ from shardscope.hang.evidence import FileReport
 from shardscope.hang.hang_findings import make_findings
 from shardscope.hang.mismatch import find_divergences
 from shardscope.hang.readers import read_paths
-from shardscope.hang.run import HangRun, make_run_state, read_run
+from shardscope.hang.run import HangRun, drop_consequences, make_run_state, read_run
 from shardscope.hang.slow_ranks import find_skew
 from shardscope.hang.sources import list_files
 from shardscope.hang.summary import (
@@ -86,6 +86,7 @@ def explain_reports(reports: Sequence[FileReport], num_others: int = 0) -> Recor
         raise RecordingError(_explain_no_rank(reports, run.gaps))
     calls = run.calls
     diverged = find_divergences(calls)
+    drop_consequences(run, diverged)
     run_state = make_run_state(run)
     positions = {name: divergence.position for name, divergence in diverged.items()}
     state = find_hang_state(run_state, calls, positions)

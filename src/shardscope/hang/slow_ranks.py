@@ -8,7 +8,7 @@ durations are known, as on a GPU, the rank whose collective took shortest arrive
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from shardscope.hang.combine import RankFiles
 from shardscope.hang.dumped_calls import RankColumns
-from shardscope.hang.evidence import view_integers
+from shardscope.hang.evidence import FileFormat, view_integers
 from shardscope.hang.groups import RunGroup
 from shardscope.hang.run import HangRun
 from shardscope.record.hang_records import GroupSkew, SlowRank
@@ -59,7 +59,12 @@ def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]
     arrivals = {name: list(_list_arrivals(group, most)) for name, group in run.groups.items()}
     if max(map(len, arrivals.values()), default=0) < _MIN_CALLS:
         return (), ()
-    arrivals = {name: found for name, found in arrivals.items() if found}
+    file_format = _choose_format(run, arrivals)
+    arrivals = {
+        name: found
+        for name, found in arrivals.items()
+        if found and run.groups[name].format is file_format
+    }
     offsets = _align_clocks(run, arrivals)
     aligned: dict[str, list[Arrivals]] = {}
     for name, found in arrivals.items():
@@ -72,6 +77,14 @@ def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]
     slow = _find_slow(run, aligned)
     ordered = sorted(skews, key=lambda skew: -skew.skew_ns * skew.num_collectives)
     return tuple(ordered[:_MAX_SHOWN]), slow
+
+
+def _choose_format(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> FileFormat:
+    """The format with most collectives: times of two formats are of different clocks."""
+    counts: Counter[FileFormat] = Counter()
+    for name, found in arrivals.items():
+        counts[run.groups[name].format] += len(found)
+    return counts.most_common(1)[0][0]
 
 
 def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
@@ -134,7 +147,8 @@ def _align_clocks(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> dict[
     These bounds hold in both directions, so they enclose the offset between two clocks; its middle
     is taken, unless 0 fits.
     """
-    hosts = {rank: _name_clock(files) for rank, files in run.ranks.items()}
+    file_format = run.groups[next(iter(arrivals))].format
+    hosts = {rank: _name_clock(files, file_format) for rank, files in run.ranks.items()}
     if len(set(hosts.values())) <= 1:
         return dict.fromkeys(hosts, 0)
     by_host: dict[str, int] = {}
@@ -157,9 +171,9 @@ def _align_clocks(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> dict[
     return {rank: by_host[host] for rank, host in hosts.items() if host in by_host}
 
 
-def _name_clock(files: RankFiles) -> str:
+def _name_clock(files: RankFiles, file_format: FileFormat) -> str:
     """Which clock a rank's times are of: that of its host, or its own if they have no date."""
-    calls = files.with_calls[0] if files.with_calls else None
+    calls = next((piece for piece in files.with_calls if piece.format is file_format), None)
     has_date = calls is not None and bool(calls.first_ns)
     return f"host {files.host}" if has_date else f"rank {files.rank}"
 
