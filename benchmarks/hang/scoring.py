@@ -258,7 +258,9 @@ def _is_place(case: Case, outcome: Outcome, group: str | None, position: int | N
     """Whether the group and the position are those of the collective at the fault."""
     if group is None:
         # What RAS and logs have of a rank that is gone does not say what it would have issued.
-        return case.fault.kind in SILENT and not set(case.files) & _WITH_ORDER
+        is_hidden = case.fault.axis == "pp" and bool({"ras_json", "ras_text"} & set(case.files))
+        is_silent = case.fault.kind in SILENT and not set(case.files) & _WITH_ORDER
+        return is_silent or is_hidden  # RAS does not count sends and receives
     fault = case.fault
     wanted = outcome.world.group(fault.rank, fault.axis)
     if not set(case.files) & _WITH_ORDER:

@@ -50,6 +50,9 @@ def find_causes(
         cause = explain_state(run, state, run_state)
         if _follows(state, diverged):
             cause = replace(cause, certainty=Certainty.POSSIBLE)
+        elif _wait_by_stacks(run, state):
+            causes.extend(explain_stacks(run))  # in a send or receive, which RAS does not count
+            cause = replace(cause, certainty=Certainty.POSSIBLE)
         causes.append(cause)
     causes.extend(explain_compilations(run))
     if is_stuck and not diverged:
@@ -70,6 +73,13 @@ def _follows(state: HangState, diverged: Mapping[str, Divergence]) -> bool:
         and diverged[wait.group].position <= wait.position
         for wait in state.waits
     )
+
+
+def _wait_by_stacks(run: HangRun, state: HangState) -> bool:
+    """Whether the stacks of all ranks behind show that they wait themselves."""
+    activities = [run.activities.get(rank) for rank in state.ranks]
+    is_behind = state.kind is HangKind.BEHIND
+    return is_behind and all(found is not None and found.is_waiting for found in activities)
 
 
 def _order(causes: Iterable[HangCause], state: HangState | None) -> list[HangCause]:

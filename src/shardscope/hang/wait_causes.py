@@ -84,10 +84,15 @@ def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> Hang
 
 
 def _choose_behind(run: HangRun, state: HangState) -> list[int]:
-    """Of the ranks behind, those that most groups wait for, where transfers are not recorded.
+    """Of the ranks behind, those whose stacks show that they do not wait themselves.
 
-    The others may wait in a send or receive, which then leads on to those.
+    Without stacks, those that most groups wait for, where transfers are not recorded: the others
+    may wait in a send or receive, which then leads on to those.
     """
+    known = {rank: run.activities[rank] for rank in state.ranks if rank in run.activities}
+    active = [rank for rank, activity in known.items() if not activity.is_waiting]
+    if active and len(active) < len(known):
+        return active
     formats = {run.groups[wait.group].format for wait in state.waits}
     backends = {run.groups[wait.group].backend for wait in state.waits}
     is_flight = FileFormat.FLIGHT_RECORDER in formats and "gloo" in backends
