@@ -24,6 +24,7 @@ from shardscope.record.ranks import count_ranks, expand_ranks
 from shardscope.record.recording import Call, Collective, Gap, Group, RankProcess, Recording
 
 _TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
+_ENDS = ("the stream has no end", "it ended early with ", "still open where the stream stops")
 _BLOCKING_BACKENDS = ("gloo", "mpi")
 
 
@@ -49,7 +50,7 @@ def read_recording(path: str, *, is_stream: bool) -> FileReport:
 
 def _is_about_end(gap: Gap) -> bool:
     """Whether a gap only says how a trace ended: those of a hang have no end, or an error."""
-    return gap.fact.startswith(("the stream has no end", "it ended early with "))
+    return gap.fact.startswith(_ENDS)
 
 
 @final
