@@ -50,21 +50,6 @@ def tag_differently() -> None:
         dist.recv(ones(4), 0, tag=2)
 
 
-def order_groups_differently() -> None:
-    """Two groups of the same ranks, used in opposite order."""
-    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    for group in groups if dist.get_rank() == 0 else reversed(groups):
-        dist.all_reduce(ones(4), group=group)
-
-
-def raise_on_a_rank() -> None:
-    """Rank 1 raises; what the other waits for never comes."""
-    dist.all_reduce(ones(4))
-    if dist.get_rank() == 1:
-        raise ValueError("the batch is empty")
-    dist.all_reduce(ones(4))
-
-
 def train(harm: Callable[[int], None]) -> None:
     """Steps of two collectives; rank 1 is harmed before each."""
     for step in range(12):
@@ -87,6 +72,21 @@ def stop_a_rank() -> None:
 def slow_a_rank() -> None:
     """Rank 1 takes longer than the others before each step; nothing hangs."""
     train(lambda step: time.sleep(0.1))
+
+
+def order_groups_differently() -> None:
+    """Two groups of the same ranks, used in opposite order."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups if dist.get_rank() == 0 else reversed(groups):
+        dist.all_reduce(ones(4), group=group)
+
+
+def raise_on_a_rank() -> None:
+    """Rank 1 raises; what the other waits for never comes."""
+    dist.all_reduce(ones(4))
+    if dist.get_rank() == 1:
+        raise ValueError("the batch is empty")
+    dist.all_reduce(ones(4))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ _REMEDIES = {
     "fully_shard (torch 2.13), find_unused_parameters=True with DDP; for uneven inputs, "
     "`with model.join():` or drop_last=True.",
     CauseKind.WRONG_ORDER: "Issue the collectives and transfers of these groups in the same order "
-    "on every rank.",
+    "on every rank, and none of them in a branch that only some ranks take.",
     CauseKind.UNMATCHED_TRANSFER: "Give every send one receive of the same size on the other rank, "
     "and issue those of a step together with batch_isend_irecv.",
     CauseKind.OUT_OF_MEMORY: "Let {names} use less memory: the other ranks only waited. "

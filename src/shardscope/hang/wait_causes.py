@@ -225,9 +225,10 @@ def _explain_deviation(
 ) -> HangCause:
     """The cause at the call that a rank issued in earlier steps, and the others wait in."""
     expected = deviation.expected
+    is_known = is_certain and deviation.is_left_out is not None
     return make_cause(
         kind,
-        Certainty.CERTAIN if is_certain else Certainty.LIKELY,
+        Certainty.CERTAIN if is_known else Certainty.LIKELY,
         ranks,
         [fact],
         evidence=[*evidence, *(describe_rank(run, rank) for rank in ranks[:3])],

@@ -17,14 +17,12 @@ from shardscope.hang.evidence import (
     RankEvidence,
     find_last_activity,
 )
-from shardscope.hang.evidence.names import relate_source
 from shardscope.record.base import CollectiveKind
 from shardscope.record.codec import load
 from shardscope.record.ranks import count_ranks, expand_ranks
 from shardscope.record.recording import Call, Collective, Gap, Group, RankProcess, Recording
 
 _TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
-_ENDS = ("the stream has no end", "it ended early with ", "still open where the stream stops")
 _BLOCKING_BACKENDS = ("gloo", "mpi")
 
 
@@ -50,7 +48,9 @@ def read_recording(path: str, *, is_stream: bool) -> FileReport:
 
 def _is_about_end(gap: Gap) -> bool:
     """Whether a gap only says how a trace ended: those of a hang have no end, or an error."""
-    return gap.fact.startswith(_ENDS)
+    return gap.fact.startswith(
+        ("the stream has no end", "it ended early with ", "still open where the stream stops")
+    )
 
 
 @final
@@ -188,8 +188,7 @@ def _make_signature(call: Collective) -> CallSignature:
 
 def _make_site(call: Collective) -> CallSite:
     api = call.cause.api if isinstance(call.cause, Call) else ""
-    source = None if call.source is None else relate_source(call.source)
-    return CallSite(source, True, call.owner, call.phase, api, call.thread)
+    return CallSite(call.source, True, call.owner, call.phase, api, call.thread)
 
 
 def _find_times(call: Collective, start_ns: int, *, is_blocking: bool) -> tuple[int, int, int, int]:
