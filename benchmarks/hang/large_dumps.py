@@ -6,8 +6,8 @@ torch's largest usual number of entries; streams are what `trace(stream=…)` wr
 
 from __future__ import annotations
 
+import os
 import pickle
-import resource
 import subprocess
 import sys
 import time
@@ -36,23 +36,24 @@ def measure_large(folder: Path, console: Console) -> None:
         place.mkdir()
         num_calls = write(place)
         num_bytes = sum(file.stat().st_size for file in place.iterdir())
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-m", "shardscope", "hang", str(place)],
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=False,
-        )
+        ) as process:
+            assert process.stdout is not None
+            printed = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - start
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        peak = after.ru_maxrss * 1024  # of the largest process
-        verdict = next(line for line in done.stdout.splitlines() if f"ank {RANK}" in line)
+        cpu = usage.ru_utime + usage.ru_stime  # of both of its processes
+        peak = usage.ru_maxrss * 1024  # of the larger
+        verdict = next(line for line in printed.splitlines() if line.startswith("Hangs"))
         console.print(
             f"{name}: 1,024 ranks, {num_calls:,} calls, {num_bytes / 2**20:.0f} MiB: "
             f"{seconds:.1f} s ({cpu:.1f} s of CPU), peak {peak / 2**20:.0f} MiB, "
-            f"exit code {done.returncode}"
+            f"exit code {process.returncode}"
         )
         console.print(f"    {verdict}")
 

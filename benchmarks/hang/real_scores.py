@@ -43,7 +43,7 @@ class RealFault(Struct, frozen=True):
 
 
 FAULTS = (
-    RealFault("skip", "tp", _SKIPPED, _SKIPPED),
+    RealFault("skip", "tp", _SKIPPED, (*_SKIPPED, "wrong_order")),
     RealFault("other_branch", "dp", ("different_call",), ("different_call",)),
     RealFault("size", "dp", ("mismatch",), ("mismatch",)),
     RealFault("dtype", "dp", ("mismatch",), ("mismatch",)),

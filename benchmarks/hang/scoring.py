@@ -290,8 +290,11 @@ def _axis_of(group: str, outcome: Outcome) -> str:
 
 
 def score_torch(case: Case, folder: Path) -> bool | None:
-    """Whether torch's analyzer names the rank of a case; None if it cannot read these files."""
-    if "flight" not in case.files:
+    """Whether torch's analyzer names the rank of a case; None if it cannot read these files.
+
+    A fault of the network has no rank to name.
+    """
+    if "flight" not in case.files or case.fault.kind in _SHARED:
         return None
     command = [
         sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder),

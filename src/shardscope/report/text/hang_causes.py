@@ -17,6 +17,7 @@ from shardscope.report.text.problems import render_finding
 from shardscope.report.text.style import SourceLine, make_text, make_title
 
 _MAX_CAUSES = 4
+_MAX_NAMES = 32  # characters of a list of ranks in the sentence
 _MAX_WAITS = 40  # of an analysis: there may be more
 
 # What happened on a rank, and on several.
@@ -134,6 +135,8 @@ def _name_waiters(hang: HangAnalysis, cause: HangCause) -> str:
     if len(others) > 1 and (waiters >= others or len(hang.waits) >= _MAX_WAITS):
         return "all other ranks wait" if waiters >= others else "other ranks wait"
     names = format_ranks(compress_ranks(sorted(waiters)))
+    if len(names) > _MAX_NAMES:
+        return f"{len(waiters):,} other ranks wait"
     return f"rank {names} waits" if len(waiters) == 1 else f"ranks {names} wait"
 
 
