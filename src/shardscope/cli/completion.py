@@ -208,8 +208,6 @@ def _describe(parameter: click.Parameter) -> ParameterEntry:
 
 
 def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
-    if parameter.name in ("program", "paths"):
-        return ()
     word = (parameter.metavar or "").strip("[]").removesuffix("...").strip("[]")
     if "--contract" in parameter.opts and word == "FILE":
         word = "CONTRACT"
@@ -217,7 +215,9 @@ def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
         word = "RECORDING"
     if word in _ENDINGS:
         return _ENDINGS[word]
-    return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PLAN") else None
+    if parameter.name == "program":
+        return ()
+    return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PATH", "PLAN") else None
 
 
 def render_index(group: click.Group) -> bytes:

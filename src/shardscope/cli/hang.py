@@ -29,17 +29,17 @@ from shardscope.version import __version__
     ],
     fails_if="A cause of a hang or a slow rank was found, or, with --strict, there is a gap.",
 )
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="PATH...")
 @click.option("-o", "--output", metavar="OUT", help="Also save the analysis (.json, .json.gz).")
 @force_option
 @strict_option
 @click.pass_context
 def command(
-    ctx: click.Context, paths: tuple[str, ...], output: str | None, force: bool, strict: bool
+    ctx: click.Context, files: tuple[str, ...], output: str | None, force: bool, strict: bool
 ) -> None:
     """Explain why a run hangs, from the files that its ranks left behind.
 
-    A FILE is a file, a folder or a quoted pattern; formats are recognized and can be mixed: streams
+    A PATH is a file, a folder or a quoted pattern; formats are recognized and can be mixed: streams
     and recordings of shardscope trace, dumps of torch's Flight Recorder (pickle, JSON) and debug
     server, output of ncclras, NCCL's logs, stacks of py-spy and faulthandler, TORCH_TRACE folders,
     logs of torchrun and Slurm. Nothing in them is executed, and torch is not needed.
@@ -49,10 +49,10 @@ def command(
     others waited for.
     """
     if output is not None:
-        check_distinct(output, paths)
+        check_distinct(output, files)
         check_output(output, force=force)
     with show_progress("explaining") as report:
-        recording = explain_hang(paths, report)
+        recording = explain_hang(files, report)
     recording = _name_command(recording)
     print_out(render_summary(recording))
     saved = [] if output is None else [save(recording, output, force=force)]
