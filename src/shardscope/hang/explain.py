@@ -56,6 +56,8 @@ def explain_hang(
         >>> print(recording.hangs[0].causes[0].fact)
     """
     names = [files] if isinstance(files, str | os.PathLike) else list(files)
+    if not names:
+        raise RecordingError("no file is named. Name dumps, stacks, streams or logs of the ranks.")
     paths, in_folders = list_files([os.fspath(name) for name in names])
     with _collector_paused():
         reports = read_paths(paths, report)

@@ -79,6 +79,11 @@ def test_a_pipe_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -
         assert (code, fact in printed) == (2, True), printed
 
 
+def test_without_a_file_the_error_says_what_to_name() -> None:
+    with pytest.raises(RecordingError, match="no file is named"):
+        explain_hang([])
+
+
 def test_files_of_no_known_format_among_others_are_named_and_lose_nothing(tmp_path: Path) -> None:
     WRITERS["stream"](make_outcome(), tmp_path)
     expected = explain_hang(tmp_path).hangs[0].causes
