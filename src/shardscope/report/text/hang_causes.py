@@ -84,12 +84,12 @@ def describe_hang(hang: HangAnalysis) -> str:
         )
     if hang.is_hang:
         return "ranks wait, and the files do not say for what"
-    if is_of_one_rank(hang):
+    if has_single_rank(hang):
         return "the files of a single rank do not show who waits for whom"
     return "no rank waits for another in these files"
 
 
-def is_of_one_rank(hang: HangAnalysis) -> bool:
+def has_single_rank(hang: HangAnalysis) -> bool:
     """Whether files of other ranks, which may wait, are missing."""
     return not hang.is_hang and count_ranks(hang.ranks) < 2
 
@@ -118,11 +118,11 @@ def describe_ranks(cause: HangCause) -> str:
     ranks = format_ranks(cause.ranks)
     if not ranks:
         return "a collective does not complete"
-    is_one = count_ranks(cause.ranks) == 1
+    is_single = count_ranks(cause.ranks) == 1
     if cause.kind in _SHARED:
-        return f"a collective of {'rank' if is_one else 'ranks'} {ranks} does not complete"
+        return f"a collective of {'rank' if is_single else 'ranks'} {ranks} does not complete"
     phrases = _CAUSES[cause.kind]
-    return f"rank {ranks} {phrases[0]}" if is_one else f"ranks {ranks} {phrases[1]}"
+    return f"rank {ranks} {phrases[0]}" if is_single else f"ranks {ranks} {phrases[1]}"
 
 
 def _name_waiters(hang: HangAnalysis, cause: HangCause) -> str:

@@ -38,7 +38,7 @@ from shardscope.report.model.memory_peaks import (
     most_bytes,
 )
 from shardscope.report.text.compiler import fold_explanations, name_condition
-from shardscope.report.text.hang_causes import describe_hang, is_of_one_rank
+from shardscope.report.text.hang_causes import describe_hang, has_single_rank
 from shardscope.report.text.memory_profile import describe_room
 from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.style import format_share
@@ -269,8 +269,8 @@ def judge_hangs(recording: Recording) -> Iterator[Concern]:
         judgement, rule = (Judgement.FAILS, "hang") if hang.is_hang else (Judgement.FINE, "no-hang")
         if hang.slow_ranks:
             judgement, rule = Judgement.COSTLY, "slow-rank"
-        elif is_of_one_rank(hang):
-            judgement, rule = Judgement.UNKNOWN, "one-rank"
+        elif has_single_rank(hang):
+            judgement, rule = Judgement.UNKNOWN, "single-rank"
         yield Concern(
             judgement=judgement,
             rule=rule,
