@@ -1,9 +1,9 @@
 """Score `shardscope hang` on injected faults, beside torch's analyzer of Flight Recorder dumps.
 
-    python benchmarks/hang_dumps.py                  # 200 faults in worlds of 8 to 1,024 ranks
-    python benchmarks/hang_dumps.py --cases 40       # fewer
-    python benchmarks/hang_dumps.py --real           # real gloo processes, also with DETAIL mode
-    python benchmarks/hang_dumps.py --large          # 1,024 dumps of 2,000 calls: time and memory
+    PYTHONPATH=src:. python benchmarks/hang_dumps.py              # 200 faults, 8 to 1,024 ranks
+    PYTHONPATH=src:. python benchmarks/hang_dumps.py --cases 40   # fewer
+    PYTHONPATH=src:. python benchmarks/hang_dumps.py --real       # gloo processes, and DETAIL mode
+    PYTHONPATH=src:. python benchmarks/hang_dumps.py --large      # 1,024 ranks: time and memory
 
 A fault is right if the first cause has the right rank, the right group and position, and a class
 that these files can show. `hang/` has the schedule, the faults and the writers of each format.
@@ -12,17 +12,13 @@ that these files can show. `hang/` has the schedule, the faults and the writers 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks.hang.scoring import Score, choose_cases, score_case, score_torch
 from rich.console import Console
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from hang.scoring import Score, choose_cases, score_case, score_torch
 
 CONSOLE = Console(width=150)
 
@@ -38,11 +34,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.real:
-            from hang.real_scores import score_real
+            from benchmarks.hang.real_scores import score_real
 
             score_real(Path(folder), CONSOLE)
         elif arguments.large:
-            from hang.large_dumps import measure_large
+            from benchmarks.hang.large_dumps import measure_large
 
             measure_large(Path(folder), CONSOLE)
         else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch import ones
@@ -45,6 +48,30 @@ def tag_differently() -> None:
         dist.send(ones(4), 1, tag=1)
     else:
         dist.recv(ones(4), 0, tag=2)
+
+
+def train(harm: Callable[[int], None]) -> None:
+    """Steps of two collectives; rank 1 is harmed before each."""
+    for step in range(12):
+        if dist.get_rank() == 1:
+            harm(step)
+        dist.all_reduce(ones(4))
+        dist.broadcast(ones(8), 0)
+
+
+def kill_a_rank() -> None:
+    """Rank 1 is killed in its last step, as by the kernel when its host has no memory left."""
+    train(lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 11 else None)
+
+
+def stop_a_rank() -> None:
+    """Rank 1 is stopped in its last step."""
+    train(lambda step: os.kill(os.getpid(), signal.SIGSTOP) if step == 11 else None)
+
+
+def slow_a_rank() -> None:
+    """Rank 1 takes longer than the others before each step; nothing hangs."""
+    train(lambda step: time.sleep(0.1))
 
 
 def order_groups_differently() -> None:

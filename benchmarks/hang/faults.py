@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
+from benchmarks.hang.schedule import T0_NS, Op, World, make_step
 from msgspec import Struct
 from msgspec.structs import replace
-
-from hang.schedule import T0_NS, Op, World, make_step
 
 STEPS = 4  # of history before the faulty step
 AHEAD = 3  # collectives that a rank issues before it waits, where calls do not block

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hang.faults import SILENT, Outcome
-from hang.writers import (
+from benchmarks.hang.faults import SILENT, Outcome
+from benchmarks.hang.writers import (
     FILE,
     NCCL_DTYPES,
     NCCL_NAMES,
@@ -86,7 +86,10 @@ def _list_watchdog(outcome: Outcome) -> list[str]:
             member = group.index(rank)
             done = max((call.position + 1 for call in own if call.is_done), default=0)
             place = f"[PG ID {name} PG GUID {name}({description}) Rank {member}]"
-            status = f"last enqueued NCCL work: {own[-1].position + 1}, last completed NCCL work: {done}."
+            status = (
+                f"last enqueued NCCL work: {own[-1].position + 1}, "
+                f"last completed NCCL work: {done}."
+            )
             prefix = f"[rank{rank}]:[E1119 12:10:00.{rank:09d} ProcessGroupNCCL.cpp:688]"
             stuck = next((call for call in own if not call.is_done), None)
             if stuck is not None:
@@ -94,8 +97,8 @@ def _list_watchdog(outcome: Outcome) -> list[str]:
                 lines.append(
                     f"{prefix} [Rank {member}] Watchdog caught collective operation timeout: "
                     f"WorkNCCL(SeqNum={stuck.position + 1}, OpType={OP_TYPES[stuck.op.kind]}, "
-                    f"NumelIn={sent}, NumelOut={received}, Timeout(ms)={TIMEOUT_MS}) ran for 600021 "
-                    "milliseconds before timing out."
+                    f"NumelIn={sent}, NumelOut={received}, Timeout(ms)={TIMEOUT_MS}) "
+                    "ran for 600021 milliseconds before timing out."
                 )
                 lines.append(
                     f"{prefix} {place} Exception (either an error or timeout) detected by watchdog "
@@ -104,8 +107,8 @@ def _list_watchdog(outcome: Outcome) -> list[str]:
             else:
                 status = status.replace("last enqueued", "Last enqueued")
                 lines.append(
-                    f"{prefix} {place} Received a dump signal due to a collective timeout from this "
-                    f"local rank and we will try our best to dump the debug info. {status}"
+                    f"{prefix} {place} Received a dump signal due to a collective timeout from "
+                    f"this local rank and we will try our best to dump the debug info. {status}"
                 )
     return lines
 
@@ -125,8 +128,8 @@ def write_nccl_log(outcome: Outcome, folder: Path) -> None:
                 (
                     0,
                     f"{head} ncclCommInitRankConfig comm {pointer} rank {group.index(rank)} nranks "
-                    f"{len(group)} cudaDev {rank % 8} nvmlDev {rank % 8} busId {rank % 8}000 commId "
-                    f"0x{0xABC0000 + int(name):x} - Init COMPLETE",
+                    f"{len(group)} cudaDev {rank % 8} nvmlDev {rank % 8} busId {rank % 8}000 "
+                    f"commId 0x{0xABC0000 + int(name):x} - Init COMPLETE",
                 )
             )
         counts: dict[tuple, int] = {}
@@ -281,7 +284,7 @@ def _list_mismatches(group: tuple[int, ...], by_rank: dict[int, dict[str, int]])
                     rank = group[member]
                     alone = f" has {what}" if len(members) == 1 else ""
                     lines.append(
-                        f"  Rank {member}{alone} -- GPU {rank % 8} managed by process {4000 + rank} "
-                        f"on node 10.0.0.{rank // 8}"
+                        f"  Rank {member}{alone} -- GPU {rank % 8} managed by process "
+                        f"{4000 + rank} on node 10.0.0.{rank // 8}"
                     )
     return lines

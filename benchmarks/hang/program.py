@@ -27,9 +27,9 @@ RANK = int(os.environ["RANK"])
 IS_FAULTY = int(os.environ.get("FAULT_RANK", "-1")) == RANK
 STEP = int(os.environ.get("FAULT_STEP", "3"))
 QUIET_S = float(os.environ.get("QUIET_S", "4"))
-AXES = dict(
-    (name, int(size)) for name, size in (axis.split("=") for axis in os.environ["MESH"].split(","))
-)
+AXES = {
+    name: int(size) for name, size in (axis.split("=") for axis in os.environ["MESH"].split(","))
+}
 progress = [0]  # changes with every call of a collective
 
 

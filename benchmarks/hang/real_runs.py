@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRAM = Path(__file__).parent / "program.py"
-TIMEOUT_S = 90
+TIMEOUT_S = 300  # of a machine that does other things, too
 
 
 def run_ranks(
@@ -41,6 +41,7 @@ def run_ranks(
         "FAULT_RANK": str(rank),
         "FAULT_PLACE": place,
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(str(Path(folder).resolve()) for folder in sys.path if folder),
         "TORCH_FR_BUFFER_SIZE": "2000",
         "STREAM": "1" if stream else "",
         **options,

@@ -13,25 +13,30 @@ import sys
 import time
 from pathlib import Path
 
-from msgspec import Struct
-
-from hang.faults import BUSY, KINDS, SILENT, Fault, Outcome, run_fault
-from hang.log_writers import write_nccl_log, write_ras_json, write_ras_text, write_run_log
-from hang.schedule import World, make_step
-from hang.writers import (
+from benchmarks.hang.faults import BUSY, KINDS, SILENT, Fault, Outcome, run_fault
+from benchmarks.hang.log_writers import (
+    write_nccl_log,
+    write_ras_json,
+    write_ras_text,
+    write_run_log,
+)
+from benchmarks.hang.schedule import World, make_step
+from benchmarks.hang.writers import (
     name_groups,
     write_debug_stacks,
     write_flight,
     write_py_spy,
-    write_recordings,
+    write_streams,
 )
+from msgspec import Struct
+
 from shardscope import explain_hang
 from shardscope.record import expand_ranks
 
 WRITERS = {
     "flight": lambda outcome, folder: write_flight(outcome, folder, as_json=False),
     "flight_json": lambda outcome, folder: write_flight(outcome, folder, as_json=True),
-    "recording": write_recordings,
+    "stream": write_streams,
     "nccl_log": write_nccl_log,
     "ras_json": write_ras_json,
     "ras_text": write_ras_text,
@@ -40,11 +45,11 @@ WRITERS = {
     "debug_server": write_debug_stacks,
 }
 # Sets of files by kind of fault. Reductions and roots are in streams and NCCL's logs only.
-_CALLS = (("flight",), ("flight_json",), ("recording",), ("nccl_log",))
+_CALLS = (("flight",), ("flight_json",), ("stream",), ("nccl_log",))
 _BUSY_FILES = (
     ("flight", "py_spy"),
     ("flight_json", "debug_server"),
-    ("recording", "py_spy"),
+    ("stream", "py_spy"),
     ("ras_json", "py_spy"),
     ("flight",),
     ("nccl_log",),
@@ -56,24 +61,24 @@ FILES = {
     "other_branch": _CALLS,
     "size": _CALLS,
     "dtype": _CALLS,
-    "reduction": (("recording",), ("nccl_log",)),
-    "root": (("recording",), ("nccl_log",)),
-    "crash": (("flight", "log"), ("recording",), ("log",), ("ras_json", "log")),
-    "out_of_memory": (("flight", "log"), ("recording",), ("log",), ("flight_json", "log")),
-    "killed": (("flight", "log"), ("recording", "log"), ("log",), ("flight",), ("ras_text",)),
+    "reduction": (("stream",), ("nccl_log",)),
+    "root": (("stream",), ("nccl_log",)),
+    "crash": (("flight", "log"), ("stream",), ("log",), ("ras_json", "log")),
+    "out_of_memory": (("flight", "log"), ("stream",), ("log",), ("flight_json", "log")),
+    "killed": (("flight", "log"), ("stream", "log"), ("log",), ("flight",), ("ras_text",)),
     "stopped": (("flight",), ("ras_json",), ("ras_text",), ("flight_json", "debug_server")),
     "compute": _BUSY_FILES,
     "data_loading": _BUSY_FILES[:4],
     "file_system": _BUSY_FILES[:4],
     "compiling": _BUSY_FILES[:4],
     "order": _CALLS[:3],
-    "no_send": (("flight",), ("recording",), ("nccl_log",)),
-    "no_receive": (("flight",), ("recording",), ("nccl_log",)),
-    "exit": (("recording",), ("flight",)),
+    "no_send": (("flight",), ("stream",), ("nccl_log",)),
+    "no_receive": (("flight",), ("stream",), ("nccl_log",)),
+    "exit": (("stream",), ("flight",)),
     "network": (("flight", "log"), ("flight_json", "log"), ("log",)),
 }
 _HAS_STACKS = {"py_spy", "debug_server"}
-_WITH_ORDER = {"flight", "flight_json", "recording", "nccl_log"}
+_WITH_ORDER = {"flight", "flight_json", "stream", "nccl_log"}
 _SHARED = ("network",)  # kinds without a single responsible rank
 
 
@@ -88,7 +93,8 @@ class Case(Struct, frozen=True):
     @property
     def name(self) -> str:
         mesh = "×".join(f"{name}{size}" for name, size in self.axes.items())
-        return f"{mesh} {self.fault.kind} {self.fault.axis} rank {self.fault.rank} {'+'.join(self.files)}"
+        fault, files = self.fault, "+".join(self.files)
+        return f"{mesh} {fault.kind} {fault.axis} rank {fault.rank} {files}"
 
 
 class Score(Struct):
@@ -152,7 +158,7 @@ def _place_fault(
         by_axis.setdefault(step[index].axis, []).append(index)
     axis = rng.choice(sorted(by_axis))
     index = rng.choice(by_axis[axis])
-    is_blocking = kind == "order" or "recording" in files or rng.random() < 0.4
+    is_blocking = kind == "order" or "stream" in files or rng.random() < 0.4
     fault = Fault(kind, axis, rank, index, is_blocking)
     case = Case(axes, fault, files, rng.randrange(10**6))
     outcome = run_fault(world, fault, case.seed)
@@ -233,9 +239,9 @@ def accept_classes(case: Case) -> tuple[str, ...]:
     """The classes that are right for what these files can show."""
     kind, files = case.fault.kind, set(case.files)
     accepted = list(KINDS[kind])
-    if kind in BUSY and not files & _HAS_STACKS and "recording" not in files:
+    if kind in BUSY and not files & _HAS_STACKS and "stream" not in files:
         accepted.append("slow")
-    if kind in BUSY and kind != "compute" and files == {"recording"}:
+    if kind in BUSY and kind != "compute" and files == {"stream"}:
         accepted.append("slow")
     if kind == "killed" and "log" not in files:
         accepted.append("lost")
@@ -252,7 +258,9 @@ def _is_place(case: Case, outcome: Outcome, group: str | None, position: int | N
     """Whether the group and the position are those of the collective at the fault."""
     if group is None:
         # What RAS and logs have of a rank that is gone does not say what it would have issued.
-        return case.fault.kind in SILENT and not set(case.files) & _WITH_ORDER
+        is_hidden = case.fault.axis == "pp" and bool({"ras_json", "ras_text"} & set(case.files))
+        is_silent = case.fault.kind in SILENT and not set(case.files) & _WITH_ORDER
+        return is_silent or is_hidden  # RAS does not count sends and receives
     fault = case.fault
     wanted = outcome.world.group(fault.rank, fault.axis)
     if not set(case.files) & _WITH_ORDER:
@@ -282,8 +290,11 @@ def _axis_of(group: str, outcome: Outcome) -> str:
 
 
 def score_torch(case: Case, folder: Path) -> bool | None:
-    """Whether torch's analyzer names the rank of a case; None if it cannot read these files."""
-    if "flight" not in case.files:
+    """Whether torch's analyzer names the rank of a case; None if it cannot read these files.
+
+    A fault of the network has no rank to name.
+    """
+    if "flight" not in case.files or case.fault.kind in _SHARED:
         return None
     command = [
         sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder),

@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from hang.faults import BUSY, SILENT, Issued, Outcome
-from hang.schedule import Op
+from benchmarks.hang.faults import BUSY, SILENT, Issued, Outcome
+from benchmarks.hang.schedule import Op
+
 from shardscope.record import (
     Call,
     Collective,
     CollectiveKind,
     Group,
     Phase,
-    Recording,
     RunInfo,
     Source,
     SpanBegin,
-    Stop,
     compress_ranks,
-    save,
 )
+from shardscope.record.stream import StreamWriter
+
+Names = dict[tuple[str, tuple[int, ...]], tuple[str, str]]
 
 TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
 FILE = "/job/train.py"
@@ -74,7 +76,7 @@ def writes_dump(outcome: Outcome, rank: int) -> bool:
     return not (rank == outcome.fault.rank and outcome.fault.kind in SILENT)
 
 
-def name_groups(outcome: Outcome) -> dict[tuple[str, tuple[int, ...]], tuple[str, str]]:
+def name_groups(outcome: Outcome) -> Names:
     """Torch's name and description of each group, numbered as torch does."""
     names = {}
     for axis in ("world", *outcome.world.axes):
@@ -165,49 +167,56 @@ def write_flight(outcome: Outcome, folder: Path, *, as_json: bool) -> None:
                 (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
 
 
-def write_recordings(outcome: Outcome, folder: Path) -> None:
-    """Recordings of each rank up to where it stopped, as those of a stream that was cut."""
+def write_streams(outcome: Outcome, folder: Path) -> None:
+    """Streams of each rank up to where it stopped; only one that raised or left has an end."""
     names = name_groups(outcome)
+    for rank in outcome.calls:
+        write_stream(outcome, rank, folder / f"run-{rank}.jsonl", names)
+
+
+def write_stream(outcome: Outcome, rank: int, path: Path, names: Names) -> None:
+    """What `trace(stream=…)` leaves of a rank."""
     fault = outcome.fault
-    for rank, calls in outcome.calls.items():
-        error = None
-        spans: tuple[SpanBegin, ...] = ()
-        if rank == fault.rank:
-            error = {"crash": "ValueError: no labels", "out_of_memory": "torch.OutOfMemoryError: "
-                     "CUDA out of memory. Tried to allocate 2.00 GiB"}.get(fault.kind)  # fmt: skip
-            if fault.kind in BUSY and fault.kind != "compute":
-                spans = (SpanBegin(rank=rank, name=fault.kind, start_ns=10**12),)
-        is_finished = rank == fault.rank and fault.kind == "exit"
-        stops = () if is_finished else (
-            Stop(rank=rank, error=error, is_gapless=True, open_spans=spans),
-        )  # fmt: skip
-        groups = tuple(
-            Group(
+    error, is_faulty = None, rank == fault.rank
+    if is_faulty:
+        error = {"crash": "ValueError: no labels", "out_of_memory": "torch.OutOfMemoryError: "
+                 "CUDA out of memory. Tried to allocate 2.00 GiB"}.get(fault.kind)  # fmt: skip
+    run = RunInfo(
+        torch_version="2.13.0",
+        shardscope_version="0",
+        world_size=outcome.world.size,
+        ranks=compress_ranks([rank]),
+        instruments=("trace",),
+    )
+    writer = StreamWriter(path, run)
+    for group in make_groups(outcome, rank, names):
+        writer.write(group)
+    for collective in make_collectives(rank, outcome.calls[rank]):
+        writer.write(collective)
+    if is_faulty and fault.kind in BUSY and fault.kind != "compute":
+        writer.write_begin(SpanBegin(rank=rank, name=fault.kind, start_ns=10**12))
+    writer.close(error)
+    if error is None and not (is_faulty and fault.kind == "exit"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:-1]))  # killed: without the line that ends it
+
+
+def make_groups(outcome: Outcome, rank: int, names: Names) -> Iterator[Group]:
+    """The groups of a rank."""
+    for (axis, group), (name, _) in names.items():
+        if rank in group:
+            yield Group(
                 name=f"{axis}[{group[0]}-{group[-1]}/{len(group)}]",
                 torch_name=name,
                 ranks=compress_ranks(group),
                 num_ranks=len(group),
                 axis=axis,
-                backend="gloo" if fault.blocking else "nccl",
+                backend="gloo" if outcome.fault.blocking else "nccl",
             )
-            for (axis, group), (name, _) in names.items()
-            if rank in group
-        )
-        recording = Recording(
-            run=RunInfo(
-                torch_version="2.13.0",
-                shardscope_version="0",
-                world_size=outcome.world.size,
-                ranks=compress_ranks([rank]),
-            ),
-            groups=groups,
-            collectives=tuple(make_collectives(rank, calls)),
-            stops=stops,
-        )
-        save(recording, folder / f"run-{rank}.json", force=True)
 
 
-def make_collectives(rank: int, calls: list[Issued]):
+def make_collectives(rank: int, calls: list[Issued]) -> Iterator[Collective]:
+    """The records of a rank's calls."""
     counts: dict[str, int] = {}
     for order, call in enumerate(calls):
         op = call.op

@@ -217,7 +217,7 @@ def _find_endings(parameter: click.Parameter) -> tuple[str, ...] | None:
         return _ENDINGS[word]
     if parameter.name == "program":
         return ()
-    return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PLAN") else None
+    return () if word in ("FILE", "OUT", "FOLDER", "CHANGED", "PATH", "PLAN") else None
 
 
 def render_index(group: click.Group) -> bytes:

@@ -29,7 +29,7 @@ from shardscope.version import __version__
     ],
     fails_if="A cause of a hang or a slow rank was found, or, with --strict, there is a gap.",
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="PATH...")
 @click.option("-o", "--output", metavar="OUT", help="Also save the analysis (.json, .json.gz).")
 @force_option
 @strict_option
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Explain why a run hangs, from the files that its ranks left behind.
 
-    A FILE is a file, a folder or a quoted pattern; formats are recognized and can be mixed: streams
+    A PATH is a file, a folder or a quoted pattern; formats are recognized and can be mixed: streams
     and recordings of shardscope trace, dumps of torch's Flight Recorder (pickle, JSON) and debug
     server, output of ncclras, NCCL's logs, stacks of py-spy and faulthandler, TORCH_TRACE folders,
     logs of torchrun and Slurm. Nothing in them is executed, and torch is not needed.

@@ -17,13 +17,14 @@ _MAX_FRAMES = 3  # of the program, that are shown
 class Activity(Struct, frozen=True):
     """What a stack shows. `is_waiting` says that it is in a collective, or waits for the group.
 
-    `kind` is None where the stack does not tell a class of cause; `detail` is a phrase such as
-    "in the data loader".
+    `kind` is None where the stack does not tell a class of cause; `is_by_name` says that only names
+    of the program's functions tell it. `detail` is a phrase such as "in the data loader".
     """
 
     detail: str
     is_waiting: bool = False
     kind: CauseKind | None = None
+    is_by_name: bool = False
     frames: tuple[Source, ...] = ()
 
     @property
@@ -73,6 +74,7 @@ _LOADING = re.compile(
     r"|prefetch|tokeniz)|loader(?:\.|_|$)|^__getitem__$",
     re.IGNORECASE,
 )
+_ITERATION = ("__next__", "__iter__")
 _FILES = re.compile(
     r"(?:save|write|load|read)_?(?:checkpoint|state|shard|file|model)|checkpoint|^fsync$"
     r"|^(?:open|flush)_",
@@ -133,14 +135,18 @@ def _read_program(frames: tuple[Frame, ...], sources: tuple[Source, ...]) -> Act
         return Activity(_add_place("in backward, below Python", sources), frames=sources)
     for source in sources:
         name = source.function.rpartition(".")[2]
-        if _LOADING.search(source.function) or (name == "__next__" and len(frames) < 50):
+        if _LOADING.search(source.function) or (name in _ITERATION and len(frames) < 50):
             return Activity(
-                _add_place("in a data loader", sources), kind=CauseKind.DATA_LOADING, frames=sources
+                _add_place("in a data loader", sources),
+                kind=CauseKind.DATA_LOADING,
+                is_by_name=True,
+                frames=sources,
             )
         if _FILES.search(source.function):
             return Activity(
                 _add_place("in file or checkpoint input and output", sources),
                 kind=CauseKind.FILE_SYSTEM,
+                is_by_name=True,
                 frames=sources,
             )
     if sources:

@@ -22,7 +22,7 @@ _REMEDIES = {
     "fully_shard (torch 2.13), find_unused_parameters=True with DDP; for uneven inputs, "
     "`with model.join():` or drop_last=True.",
     CauseKind.WRONG_ORDER: "Issue the collectives and transfers of these groups in the same order "
-    "on every rank.",
+    "on every rank, and none of them in a branch that only some ranks take.",
     CauseKind.UNMATCHED_TRANSFER: "Give every send one receive of the same size on the other rank, "
     "and issue those of a step together with batch_isend_irecv.",
     CauseKind.OUT_OF_MEMORY: "Let {names} use less memory: the other ranks only waited. "
@@ -31,8 +31,9 @@ _REMEDIES = {
     CauseKind.CRASH: "Fix what ended {names} first: the other ranks only waited.",
     CauseKind.STOPPED: "Look at the process of {names} on its host: `ps -o stat,wchan,cmd -p PID` "
     "shows whether it is stopped (T), in a device or file system (D), or gone.",
-    CauseKind.LOST: "Read the log of {names} and that of its host (dmesg, the scheduler): it "
-    "ended, was stopped, or its host failed.",
+    CauseKind.LOST: "Look at {names} on its host: `ps -o stat,wchan,cmd -p PID` shows whether the "
+    "process is stopped (T), in a device or file system (D), or gone; then read its log, dmesg and "
+    "the scheduler's.",
     CauseKind.DATA_LOADING: "Let the loader fail instead of wait (DataLoader(timeout=…)), look at "
     "its workers and storage on the host of {names}, and give every rank as many batches "
     "(DistributedSampler, drop_last=True).",
@@ -96,6 +97,8 @@ def describe_event(event: RankEvent) -> str:
             return f"raised {event.text}"
         case EventKind.GPU:
             return f"had an error of its GPU: {event.text}"
+    if event.text.startswith("terminate called"):
+        return f"aborted: {event.text}"
     return event.text
 
 
@@ -115,6 +118,8 @@ def describe_rank(run: HangRun, rank: int, *, has_last: bool = True) -> str:
         phases = [begin.name for begin in files.stop.open_spans if not begin.thread]
         if phases and has_last:
             parts.append(f"was in phase {' > '.join(phases)}")
+    if files is not None and files.pid is not None:
+        parts.append(f"is process {files.pid}" + (f" on {files.host}" if files.host else ""))
     return f"rank {rank} {', '.join(parts)}" if parts else ""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from shardscope.hang.cause_text import describe_rank, make_cause
 from shardscope.hang.compile_causes import explain_compilations
 from shardscope.hang.divergence_causes import explain_divergence, find_first
@@ -45,7 +47,13 @@ def find_causes(
         causes.extend(_explain_divergences(run, diverged, state))
     is_stuck = state is None or state.kind is HangKind.STUCK
     if state is not None and not is_stuck:
-        causes.append(explain_state(run, state, run_state))
+        cause = explain_state(run, state, run_state)
+        if _follows(state, diverged):
+            cause = replace(cause, certainty=Certainty.POSSIBLE)
+        elif _wait_by_stacks(run, state):
+            causes.extend(explain_stacks(run))  # in a send or receive, which RAS does not count
+            cause = replace(cause, certainty=Certainty.POSSIBLE)
+        causes.append(cause)
     causes.extend(explain_compilations(run))
     if is_stuck and not diverged:
         causes.extend(explain_stuck(run))
@@ -55,6 +63,23 @@ def find_causes(
     if not causes:
         causes.extend(explain_timeouts(run))
     return _order(causes, state)[:_MAX_CAUSES]
+
+
+def _follows(state: HangState, diverged: Mapping[str, Divergence]) -> bool:
+    """Whether ranks wait for each other in a group that diverged before, which explains it."""
+    return state.kind is HangKind.CYCLE and any(
+        wait.position is not None
+        and wait.group in diverged
+        and diverged[wait.group].position <= wait.position
+        for wait in state.waits
+    )
+
+
+def _wait_by_stacks(run: HangRun, state: HangState) -> bool:
+    """Whether the stacks of all ranks behind show that they wait themselves."""
+    activities = [run.activities.get(rank) for rank in state.ranks]
+    is_behind = state.kind is HangKind.BEHIND
+    return is_behind and all(found is not None and found.is_waiting for found in activities)
 
 
 def _order(causes: Iterable[HangCause], state: HangState | None) -> list[HangCause]:

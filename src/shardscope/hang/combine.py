@@ -163,7 +163,12 @@ def _choose_calls(
         if not files:
             continue
         files.sort(
-            key=lambda piece: (piece.last_ns, modified_ns.get(piece.path, 0), len(piece.columns))
+            key=lambda piece: (
+                piece.last_ns,
+                piece.has_sites,
+                modified_ns.get(piece.path, 0),
+                len(piece.columns),
+            )
         )
         chosen.append(files[-1])
         if len(paths) > 1 and (gap := _describe_doubles(rank, files)) is not None:

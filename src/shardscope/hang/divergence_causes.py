@@ -127,20 +127,38 @@ def _agree(first: RankCalls, start: int, second: RankCalls, other_start: int) ->
 
 
 def _find_in_history(mine: RankCalls, theirs: RankCalls, position: int) -> int:
-    """1 if a rank's call is what earlier followed that of the others, so that it left one out."""
+    """1 if a rank's call is what earlier followed that of the others, so that it left one out.
+
+    Of earlier places with the same call, the last that came after the same calls is taken.
+    """
     own, other = mine.collectives.get(position), theirs.collectives.get(position)
     if own is None or other is None:
         return 0
-    for earlier in range(position - 1, max(-1, position - 4_000), -1):
+    decisions: list[int] = []
+    for earlier in range(position - 2, max(-1, position - 4_000), -1):
         before = theirs.collectives.get(earlier)
         after = theirs.collectives.get(earlier + 1)
         if before is None or after is None:
             continue
-        if _is_same(before, other) and earlier + 1 < position:
-            return int(_is_same(after, own))
-        if _is_same(before, own) and earlier + 1 < position and _is_same(after, other):
-            return 0
-    return 0
+        if _is_same(before, other):
+            decision = int(_is_same(after, own))
+        elif _is_same(before, own) and _is_same(after, other):
+            decision = 0
+        else:
+            continue
+        if _has_same_context(theirs, earlier, position):
+            return decision
+        decisions.append(decision)
+    return decisions[0] if decisions else 0
+
+
+def _has_same_context(calls: RankCalls, earlier: int, position: int) -> bool:
+    """Whether the same calls came before two positions."""
+    for offset in range(1, _MAX_CONTEXT + 1):
+        a, b = calls.collectives.get(earlier - offset), calls.collectives.get(position - offset)
+        if a is None or b is None or not _is_same(a, b):
+            return False
+    return True
 
 
 def _is_same(a: object, b: object) -> bool:

@@ -15,6 +15,7 @@ from shardscope.hang.evidence import (
     view_integers,
     view_numbers,
 )
+from shardscope.hang.evidence.names import relate_source
 from shardscope.record.base import CollectiveKind, Phase, Source
 
 _MAX_HOLES = 4  # positions per call, above which columns are not stored densely
@@ -97,7 +98,7 @@ class RankColumns:
             is_located=site.is_located,
             owner=site.module,
             phase=site.phase,
-            source=site.source,
+            source=None if site.source is None else relate_source(site.source),
             api=site.api,
             thread=site.thread,
             start_ns=self.created_ns[index] or None,

@@ -13,7 +13,7 @@ from shardscope.hang.evidence import FileReport
 from shardscope.hang.hang_findings import make_findings
 from shardscope.hang.mismatch import find_divergences
 from shardscope.hang.readers import read_paths
-from shardscope.hang.run import HangRun, make_run_state, read_run
+from shardscope.hang.run import HangRun, drop_consequences, make_run_state, read_run
 from shardscope.hang.slow_ranks import find_skew
 from shardscope.hang.sources import list_files
 from shardscope.hang.summary import (
@@ -49,13 +49,15 @@ def explain_hang(
         A recording whose `hangs` has the analysis, and whose findings name the likely cause.
 
     Raises:
-        RecordingError: If no file can be read.
+        RecordingError: If no file can be read, or none says anything of any rank.
 
     Examples:
         >>> recording = explain_hang("dumps/")
         >>> print(recording.hangs[0].causes[0].fact)
     """
     names = [files] if isinstance(files, str | os.PathLike) else list(files)
+    if not names:
+        raise RecordingError("no file is named. Name dumps, stacks, streams or logs of the ranks.")
     paths, in_folders = list_files([os.fspath(name) for name in names])
     with _collector_paused():
         reports = read_paths(paths, report)
@@ -82,8 +84,11 @@ def _collector_paused() -> Iterator[None]:
 def explain_reports(reports: Sequence[FileReport], num_others: int = 0) -> Recording:
     """The same from reports that were read; `num_others` counts files of unknown formats."""
     run = read_run(reports)
+    if not run.ranks and not run.job_events:
+        raise RecordingError(_explain_no_rank(reports, run.gaps))
     calls = run.calls
     diverged = find_divergences(calls)
+    drop_consequences(run, diverged)
     run_state = make_run_state(run)
     positions = {name: divergence.position for name, divergence in diverged.items()}
     state = find_hang_state(run_state, calls, positions)
@@ -138,7 +143,20 @@ def _explain_nothing(reports: Sequence[FileReport], num_others: int) -> str:
             "Recorder dumps, output of ncclras, NCCL logs, stacks, TORCH_TRACE folders or logs."
         )
     more = f" (and {len(facts) - 1:,} more files)" if len(facts) > 1 else ""
-    return f"no file can be read; {facts[0]}{more}. Check that the files are complete."
+    is_cut = any(word in facts[0] for word in ("truncated", "damaged", "empty"))
+    remedy = " Check that the files are complete." if is_cut else ""
+    return f"no file can be read; {facts[0]}{more}.{remedy}"
+
+
+def _explain_no_rank(reports: Sequence[FileReport], gaps: Sequence[Gap]) -> str:
+    """Why files that were read say nothing of any rank."""
+    if gaps:
+        return f"'{gaps[-1].place}': {gaps[-1].fact}. Name files by rank, as `run_rank_3.pkl`."
+    names = ", ".join(f"'{file_report.path}'" for file_report in reports[:3])
+    return (
+        f"nothing about a hang is in {names}: no error, no time-out and no rank. Add dumps, stacks "
+        "or streams of all ranks."
+    )
 
 
 def _count_others(num_others: int) -> list[Gap]:

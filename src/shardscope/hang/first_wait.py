@@ -54,24 +54,39 @@ def _find_next_by_peer(run: HangRun, rank: int, waits: list[Wait]) -> DumpedCall
     if collective is None:
         return None
     peer = min(collective.waiters)
-    after: list[DumpedCall] = []
-    since = 0
+    after, anchor = _list_recent(run, peer, rank)
+    num_transfers = {CollectiveKind.SEND: 0, CollectiveKind.RECV: 0}
+    for call, is_candidate in after:
+        if call.kind in num_transfers:
+            num_transfers[call.kind] += 1
+            num_done = _count_transfers(run, rank, call, anchor)
+            if is_candidate and num_done < num_transfers[call.kind]:
+                return call
+        elif is_candidate and not _has_completed(run, rank, call):
+            return call
+    return None
+
+
+def _list_recent(
+    run: HangRun, peer: int, rank: int
+) -> tuple[list[tuple[DumpedCall, bool]], DumpedCall | None]:
+    """A peer's calls since the last collective that is done of the largest group of a rank.
+
+    The second of each pair says whether the call came after all that the two have done together.
+    With the calls comes that collective, from which transfers of all ranks are counted.
+    """
+    largest = max(len(group.members) for group in run.groups.values() if rank in group.members)
+    recent: list[tuple[DumpedCall, bool]] = []
+    is_candidate = True
     for step in reversed(list_steps(run, peer)):
         group = run.groups[step.group]
         call = group.columns[peer].make_call(step.index)
         if rank in group.members and call.kind not in P2P_KINDS and call.state is CallState.DONE:
-            since = call.start_ns or 0
-            break
-        after.append(call)
-    num_transfers = {CollectiveKind.SEND: 0, CollectiveKind.RECV: 0}
-    for call in reversed(after):
-        if call.kind in num_transfers:
-            num_transfers[call.kind] += 1
-            if _count_transfers(run, rank, call, since) < num_transfers[call.kind]:
-                return call
-        elif not _has_completed(run, rank, call):
-            return call
-    return None
+            is_candidate = False
+            if len(group.members) == largest:
+                return recent[::-1], call
+        recent.append((call, is_candidate))
+    return recent[::-1], None
 
 
 def _has_completed(run: HangRun, rank: int, call: DumpedCall) -> bool:
@@ -84,19 +99,27 @@ def _has_completed(run: HangRun, rank: int, call: DumpedCall) -> bool:
     return False
 
 
-def _count_transfers(run: HangRun, rank: int, call: DumpedCall, since_ns: int) -> int:
-    """How many transfers with a rank other ranks have completed, which it must have issued too."""
+def _count_transfers(run: HangRun, rank: int, call: DumpedCall, anchor: DumpedCall | None) -> int:
+    """How many transfers with a rank other ranks have completed since a collective of all."""
     opposite = CollectiveKind.RECV if call.kind is CollectiveKind.SEND else CollectiveKind.SEND
     count = 0
     for group in _list_groups(run, rank, run.groups[call.group].axis):
-        for columns in group.columns.values():
-            for index, created_ns in enumerate(columns.created_ns):
-                if columns.positions[index] >= 0 or created_ns < since_ns:
+        for other, columns in group.columns.items():
+            first = _find_order(run, other, anchor)
+            for index, position in enumerate(columns.positions):
+                if position >= 0 or columns.orders[index] <= first:
                     continue
                 signature = columns.signatures[columns.signature_ids[index]]
                 is_done = columns.columns.states[index] == CallState.DONE
                 count += is_done and signature.kind is opposite and signature.peer == rank
     return count
+
+
+def _find_order(run: HangRun, rank: int, call: DumpedCall | None) -> int:
+    """Which of a rank's calls the same collective was; -1 if it is none of them."""
+    own = None if call is None else run.groups[call.group].calls.get(rank)
+    same = None if own is None or call is None else own.collectives.get(call.group_order)
+    return -1 if same is None else same.order
 
 
 def _list_groups(run: HangRun, rank: int, axis: str) -> Iterator[RunGroup]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from shardscope.hang.activities import list_program_lines
@@ -20,6 +21,10 @@ from shardscope.hang.waits import HangState
 from shardscope.record.base import name_line
 from shardscope.record.hang_records import CauseKind, Certainty, HangCause
 
+# What gloo and torch's DETAIL mode raise on ranks of a group whose calls do not match.
+_MISMATCHES = re.compile(
+    r"gloo::EnforceNotMet|preamble\.length|Detected mismatch between collectives"
+)
 _NAMED = (CauseKind.DATA_LOADING, CauseKind.COMPILING, CauseKind.FILE_SYSTEM)
 _LOST = (EventKind.DEAD, EventKind.UNREACHABLE)
 
@@ -31,22 +36,32 @@ def explain_failures(run: HangRun, state: HangState | None) -> Iterator[HangCaus
         by_event.setdefault((event.kind, event.text), []).append(rank)
     waited_for = set(state.ranks) if state is not None else set()
     roots = [rank for rank, event in run.failures.items() if event.is_root]
-    for (kind, _), ranks in by_event.items():
+    for ranks in by_event.values():
         event = run.failures[ranks[0]]
         is_waited = not waited_for.isdisjoint(ranks)
         is_only = len(by_event) == 1
         is_root = not roots or not set(roots).isdisjoint(ranks)
-        is_memory = kind is EventKind.OUT_OF_MEMORY
+        is_sure = is_waited or (is_only and is_root)
+        cause_kind = _classify_failure(event)
+        certainty = Certainty.CERTAIN if is_sure else Certainty.LIKELY
+        if cause_kind is CauseKind.MISMATCH:
+            certainty = Certainty.POSSIBLE  # the rank, or the one that it communicated with
         wait = find_wait(run, state, ranks)
         yield make_cause(
-            CauseKind.OUT_OF_MEMORY if is_memory else CauseKind.CRASH,
-            Certainty.CERTAIN if is_waited or (is_only and is_root) else Certainty.LIKELY,
+            cause_kind,
+            certainty,
             ranks,
             [f"{name_ranks(ranks)} {describe_event(event)}", describe_waiters(wait)],
             evidence=[describe_rank(run, rank) for rank in ranks[:1]],
             wait=wait,
             source=find_source(run, ranks[0]),
         )
+
+
+def _classify_failure(event: RankEvent) -> CauseKind:
+    if event.kind is EventKind.OUT_OF_MEMORY:
+        return CauseKind.OUT_OF_MEMORY
+    return CauseKind.MISMATCH if _MISMATCHES.search(event.text) else CauseKind.CRASH
 
 
 def explain_unreachable(run: HangRun, state: HangState | None) -> Iterator[HangCause]:

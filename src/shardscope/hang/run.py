@@ -18,6 +18,7 @@ from shardscope.hang.evidence import (
 from shardscope.hang.evidence.failures import CONSEQUENCES
 from shardscope.hang.groups import RunGroup, find_last_calls, join_groups
 from shardscope.hang.identify import identify_ranks
+from shardscope.hang.mismatch import Divergence
 from shardscope.hang.pending_calls import find_stuck_calls, list_pending
 from shardscope.hang.rank_calls import GroupCalls, IssuedCall
 from shardscope.hang.waits import BLOCKING_BACKENDS, RunState
@@ -181,6 +182,36 @@ def _drop_common(
     if len(signalled) <= 1 or 2 * len(signalled) < len(ranks):
         return failures
     return {rank: event for rank, event in failures.items() if event.kind is not EventKind.SIGNAL}
+
+
+def drop_consequences(run: HangRun, diverged: Mapping[str, Divergence]) -> None:
+    """Leave out failures of ranks in the very collective at which their group diverged.
+
+    gloo aborts a process that gets another size than it expects, and NCCL's watchdog raises.
+    """
+    for name, divergence in diverged.items():
+        for rank in run.groups[name].columns:
+            event = run.failures.get(rank)
+            last = run.last.get(rank)
+            is_there = last is not None and last.group == name
+            if (
+                event is not None
+                and is_there
+                and last is not None
+                and last.group_order == divergence.position
+                and _is_raised_by_collective(event)
+            ):
+                del run.failures[rank]
+
+
+def _is_raised_by_collective(event: RankEvent) -> bool:
+    frames = event.frames[:1]
+    is_within = bool(frames) and "torch/distributed/" in frames[0].file
+    is_abort = event.kind is EventKind.SIGNAL and any(text in event.text for text in _ABORTS)
+    return is_abort or (is_within and event.kind is EventKind.EXCEPTION)
+
+
+_ABORTS = ("SIGABRT", "gloo::")
 
 
 def make_run_state(run: HangRun) -> RunState:

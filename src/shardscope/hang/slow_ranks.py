@@ -8,19 +8,20 @@ durations are known, as on a GPU, the rank whose collective took shortest arrive
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import final
 
 from msgspec import Struct
 
 from shardscope.hang.combine import RankFiles
 from shardscope.hang.dumped_calls import RankColumns
-from shardscope.hang.evidence import view_integers
+from shardscope.hang.evidence import FileFormat, view_integers
 from shardscope.hang.groups import RunGroup
 from shardscope.hang.run import HangRun
+from shardscope.hang.waits import BLOCKING_BACKENDS
 from shardscope.record.hang_records import GroupSkew, SlowRank
 from shardscope.record.ranks import MAX_RANKS
 
@@ -59,7 +60,12 @@ def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]
     arrivals = {name: list(_list_arrivals(group, most)) for name, group in run.groups.items()}
     if max(map(len, arrivals.values()), default=0) < _MIN_CALLS:
         return (), ()
-    arrivals = {name: found for name, found in arrivals.items() if found}
+    file_format = _choose_format(run, arrivals)
+    arrivals = {
+        name: found
+        for name, found in arrivals.items()
+        if found and run.groups[name].format is file_format
+    }
     offsets = _align_clocks(run, arrivals)
     aligned: dict[str, list[Arrivals]] = {}
     for name, found in arrivals.items():
@@ -74,6 +80,14 @@ def find_skew(run: HangRun) -> tuple[tuple[GroupSkew, ...], tuple[SlowRank, ...]
     return tuple(ordered[:_MAX_SHOWN]), slow
 
 
+def _choose_format(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> FileFormat:
+    """The format with most collectives: times of two formats are of different clocks."""
+    counts: Counter[FileFormat] = Counter()
+    for name, found in arrivals.items():
+        counts[run.groups[name].format] += len(found)
+    return counts.most_common(1)[0][0]
+
+
 def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
     """The last collectives that all ranks with files have times of."""
     ranks = {
@@ -83,11 +97,14 @@ def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
     }
     if len(ranks) < 2:
         return
+    is_blocking = group.backend in BLOCKING_BACKENDS
     first = max(calls.first for calls in ranks.values())
     last = min(calls.last for calls in ranks.values())
-    has_durations = all(calls.has_durations for calls in ranks.values())
+    has_durations = not is_blocking and all(calls.has_durations for calls in ranks.values())
     for position in range(max(first, last - most), last + 1):
-        indices = {rank: calls.find(position) for rank, calls in ranks.items()}
+        indices = {
+            rank: calls.find(position, is_timed=has_durations) for rank, calls in ranks.items()
+        }
         if any(index is None for index in indices.values()):
             continue
         arrived: dict[int, int] = {}
@@ -95,11 +112,9 @@ def _list_arrivals(group: RunGroup, most: int) -> Iterator[Arrivals]:
         for rank, index in indices.items():
             assert index is not None
             calls = ranks[rank]
-            duration = calls.durations[index]
-            if has_durations:
-                arrived[rank], left[rank] = -duration, 0
-            else:
-                arrived[rank], left[rank] = calls.created[index], 0
+            duration, created = calls.durations[index], calls.created[index]
+            arrived[rank] = -duration if has_durations else created
+            left[rank] = created + duration if is_blocking and duration else 0
         has_all = all(arrived.values())
         if has_all:
             yield Arrivals(position, arrived, left, has_clock=not has_durations)
@@ -120,9 +135,10 @@ class _TimedCalls:
         known = [self.durations[index] for index in self._indices.values()]
         self.has_durations = bool(known) and 2 * sum(map(bool, known)) > len(known)
 
-    def find(self, position: int) -> int | None:
+    def find(self, position: int, *, is_timed: bool) -> int | None:
+        """The index of a call; None without one, or if it has no duration and needs one."""
         index = self._indices.get(position)
-        if index is not None and self.has_durations and not self.durations[index]:
+        if index is not None and is_timed and not self.durations[index]:
             return None
         return index
 
@@ -131,10 +147,12 @@ def _align_clocks(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> dict[
     """What to add to each rank's times so that those of all hosts are comparable, where known.
 
     After a collective that blocks, a rank's next arrival is later than all arrivals at the first.
-    These bounds hold in both directions, so they enclose the offset between two clocks; its middle
-    is taken, unless 0 fits.
+    These bounds hold in both directions, so they enclose the offset between two clocks. Within
+    them, ranks leave a collective at about the same time; without ends 0 is taken if it fits, else
+    the middle.
     """
-    hosts = {rank: _name_clock(files) for rank, files in run.ranks.items()}
+    file_format = run.groups[next(iter(arrivals))].format
+    hosts = {rank: _name_clock(files, file_format) for rank, files in run.ranks.items()}
     if len(set(hosts.values())) <= 1:
         return dict.fromkeys(hosts, 0)
     by_host: dict[str, int] = {}
@@ -157,9 +175,9 @@ def _align_clocks(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> dict[
     return {rank: by_host[host] for rank, host in hosts.items() if host in by_host}
 
 
-def _name_clock(files: RankFiles) -> str:
+def _name_clock(files: RankFiles, file_format: FileFormat) -> str:
     """Which clock a rank's times are of: that of its host, or its own if they have no date."""
-    calls = files.with_calls[0] if files.with_calls else None
+    calls = next((piece for piece in files.with_calls if piece.format is file_format), None)
     has_date = calls is not None and bool(calls.first_ns)
     return f"host {files.host}" if has_date else f"rank {files.rank}"
 
@@ -176,9 +194,33 @@ def _bound_offset(found: list[Arrivals], base: int, rank: int, *, is_dated: bool
             high = min(high, after.arrived[base] - before.arrived[rank])
     if low > high or (low, high) == (-(2**62), 2**62):
         return 0 if is_dated else None
+    by_ends = _compare_ends(found, base, rank)
+    if by_ends is not None and low <= by_ends <= high:
+        return by_ends
     if is_dated and low <= 0 <= high:
         return 0
     return (low + high) // 2
+
+
+def _compare_ends(found: list[Arrivals], base: int, rank: int) -> int | None:
+    """The offset of two clocks by when two ranks left the same collectives, at about one time.
+
+    None without ends, or if they differ more than arrivals do: those calls did not block.
+    """
+    ends = [
+        arrival.left[base] - arrival.left[rank]
+        for arrival in found
+        if arrival.left[base] and arrival.left[rank]
+    ]
+    if len(ends) < _MIN_CALLS:
+        return None
+    arrived = [arrival.arrived[base] - arrival.arrived[rank] for arrival in found]
+    return median_low(ends) if _spread(ends) <= _spread(arrived) else None
+
+
+def _spread(values: list[int]) -> float:
+    middle = median_low(values)
+    return median(abs(value - middle) for value in values)
 
 
 def _shift(arrival: Arrivals, offsets: Mapping[int, int]) -> Arrivals | None:
@@ -190,7 +232,7 @@ def _shift(arrival: Arrivals, offsets: Mapping[int, int]) -> Arrivals | None:
     return Arrivals(
         arrival.position,
         {rank: time + offsets[rank] for rank, time in arrival.arrived.items()},
-        arrival.left,
+        {rank: time and time + offsets[rank] for rank, time in arrival.left.items()},
     )
 
 
@@ -203,17 +245,31 @@ def _sum_skew(name: str, found: list[Arrivals]) -> GroupSkew | None:
         last = max(arrival.arrived.values())
         waits.append(sum(last - time for time in arrival.arrived.values()) / len(arrival.arrived))
         num_last[max(arrival.arrived, key=lambda rank: arrival.arrived[rank])] += 1
-        if not arrival.has_clock:
-            transfers.append(-last)
+        transfer = _find_transfer(arrival, last)
+        if transfer is not None:
+            transfers.append(transfer)
     rank = max(num_last, key=lambda rank: num_last[rank])
     return GroupSkew(
         group=name,
         num_collectives=len(found),
         skew_ns=round(sum(waits) / len(waits)),
-        transfer_ns=round(sum(transfers) / len(transfers)) if transfers else None,
+        transfer_ns=round(sum(transfers) / len(transfers))
+        if 2 * len(transfers) > len(found)
+        else None,
         last_rank=min(rank, MAX_RANKS - 1),
         num_last=num_last[rank],
     )
+
+
+def _find_transfer(arrival: Arrivals, last: int) -> int | None:
+    """The time from the last arrival to the end; None if it is not known.
+
+    A call that returns before the last rank has arrived was asynchronous: its end is not known.
+    """
+    if not arrival.has_clock:
+        return -last
+    ends = list(arrival.left.values())
+    return median_low(ends) - last if min(ends) >= last else None
 
 
 def _find_slow(run: HangRun, arrivals: Mapping[str, list[Arrivals]]) -> tuple[SlowRank, ...]:

@@ -66,6 +66,9 @@ def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> Hang
             "they waited for has ended (a signal, or out of memory on its host)"
         )
         kind, certainty = CauseKind.CRASH, Certainty.LIKELY
+    elif kind is CauseKind.SLOW and (absent := _describe_absence(run, ranks)):
+        evidence.append(absent)
+        kind, certainty = CauseKind.LOST, Certainty.LIKELY
     elif kind is CauseKind.SLOW and wait.position is None and _is_past(run, ranks[0], wait):
         kind, certainty = CauseKind.UNMATCHED_TRANSFER, Certainty.LIKELY
     return make_cause(
@@ -81,10 +84,15 @@ def _explain_behind(run: HangRun, state: HangState, run_state: RunState) -> Hang
 
 
 def _choose_behind(run: HangRun, state: HangState) -> list[int]:
-    """Of the ranks behind, those that most groups wait for, where transfers are not recorded.
+    """Of the ranks behind, those whose stacks show that they do not wait themselves.
 
-    The others may wait in a send or receive, which then leads on to those.
+    Without stacks, those that most groups wait for, where transfers are not recorded: the others
+    may wait in a send or receive, which then leads on to those.
     """
+    known = {rank: run.activities[rank] for rank in state.ranks if rank in run.activities}
+    active = [rank for rank, activity in known.items() if not activity.is_waiting]
+    if active and len(active) < len(known):
+        return active
     formats = {run.groups[wait.group].format for wait in state.waits}
     backends = {run.groups[wait.group].backend for wait in state.waits}
     is_flight = FileFormat.FLIGHT_RECORDER in formats and "gloo" in backends
@@ -100,8 +108,8 @@ def _classify_activity(run: HangRun, ranks: list[int]) -> tuple[CauseKind, Certa
     for rank in ranks:
         activity = run.activities.get(rank)
         if activity is not None and activity.kind is not None:
-            is_named = activity.kind is not CauseKind.SLOW
-            return activity.kind, Certainty.CERTAIN if is_named else Certainty.LIKELY
+            is_known = activity.kind is not CauseKind.SLOW and not activity.is_by_name
+            return activity.kind, Certainty.CERTAIN if is_known else Certainty.LIKELY
     for rank in ranks:
         if any(event.is_open for piece in run.ranks[rank].evidence for event in piece.compilations):
             return CauseKind.COMPILING, Certainty.LIKELY
@@ -129,6 +137,18 @@ def _list_closed(run: HangRun, ranks: list[int]) -> list[int]:
         for rank, files in run.ranks.items()
         if rank not in ranks and any(event.kind is EventKind.CONNECTION for event in files.events)
     ]
+
+
+def _describe_absence(run: HangRun, ranks: list[int]) -> str:
+    """That these ranks left no dump or stack although all others did; empty if that is not so."""
+    absent = [rank for rank in ranks if not run.ranks[rank].has_process]
+    others = [rank for rank in run.ranks if rank not in ranks]
+    if absent != ranks or not others or not all(run.ranks[r].has_process for r in others):
+        return ""
+    return (
+        f"{name_ranks(ranks)} left no dump or stack, and all other ranks did: a process that is "
+        "stopped, killed or on a lost host writes none"
+    )
 
 
 def _is_past(run: HangRun, rank: int, wait: Wait) -> bool:
@@ -205,9 +225,10 @@ def _explain_deviation(
 ) -> HangCause:
     """The cause at the call that a rank issued in earlier steps, and the others wait in."""
     expected = deviation.expected
+    is_known = is_certain and deviation.is_left_out is not None
     return make_cause(
         kind,
-        Certainty.CERTAIN if is_certain else Certainty.LIKELY,
+        Certainty.CERTAIN if is_known else Certainty.LIKELY,
         ranks,
         [fact],
         evidence=[*evidence, *(describe_rank(run, rank) for rank in ranks[:3])],

@@ -57,6 +57,7 @@ from shardscope.record import (
     TensorVerdict,
     ValueKind,
 )
+from shardscope.record.hang_records import HangAnalysis, SlowRank
 from shardscope.report.compare.changes_text import judge_changes
 from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.model.traffic_totals import fold_ranks
@@ -481,6 +482,39 @@ CASES = {
         (OK, "dominating-cause", "FSDP gathers parameters"),
     ),
     "nothing": (make_recording(), (U, "nothing", "No rule applies")),
+    "a hang": (
+        make_recording(hangs=(HangAnalysis(is_hang=True, ranks=(RankSpan(0, 4),)),)),
+        (F, "hang", "ranks wait, and the files do not say for what"),
+    ),
+    "files of one rank": (
+        make_recording(hangs=(HangAnalysis(is_hang=False, ranks=(RankSpan(0),)),)),
+        (U, "single-rank", "the files of a single rank do not show"),
+    ),
+    "no hang": (
+        make_recording(hangs=(HangAnalysis(is_hang=False, ranks=(RankSpan(0, 4),)),)),
+        (OK, "no-hang", "no rank waits for another"),
+    ),
+    "a slow rank": (
+        make_recording(
+            hangs=(
+                HangAnalysis(
+                    is_hang=False,
+                    ranks=(RankSpan(0, 4),),
+                    slow_ranks=(
+                        SlowRank(
+                            rank=2,
+                            num_collectives=9,
+                            num_last=9,
+                            excess_ns=10**9,
+                            mean_late_ns=10**8,
+                            group="dp[0-3]",
+                        ),
+                    ),
+                ),
+            )
+        ),
+        (C, "slow-rank", "the others waited for rank 2"),
+    ),
 }
 
 

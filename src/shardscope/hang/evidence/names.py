@@ -6,6 +6,8 @@ import os
 import re
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from shardscope.record.base import CollectiveKind, Source
 
 _KINDS = (  # a name has the kind of the first part that it contains
@@ -104,6 +106,15 @@ def is_library_file(file: str) -> bool:
 @lru_cache(maxsize=65536)
 def make_source(file: str, line: int, function: str) -> Source:
     """A source line; a file below the working directory is named relative to it."""
+    return Source(file=_relate(file), line=max(0, line), function=function)
+
+
+@lru_cache(maxsize=65536)
+def relate_source(source: Source) -> Source:
+    """The same line, with its file named as `make_source` does."""
+    return replace(source, file=_relate(source.file))
+
+
+def _relate(file: str) -> str:
     folder = os.getcwd() + os.sep
-    name = file[len(folder) :] if len(folder) > 2 and file.startswith(folder) else file
-    return Source(file=name, line=max(0, line), function=function)
+    return file[len(folder) :] if len(folder) > 2 and file.startswith(folder) else file

@@ -118,7 +118,8 @@ def read_pickle(data: bytes, path: str) -> tuple[RankEvidence, list[Gap]]:
         gaps.append(
             _make_gap(path, "it is truncated: calls after its last complete entry are lost")
         )
-    if not isinstance(dump, dict) or not isinstance(entries := dump.get("entries", []), list):
+    is_dump = isinstance(dump, dict) and not dump.keys().isdisjoint(("entries", "pg_config"))
+    if not is_dump or not isinstance(entries := dump.get("entries", []), list):
         raise RecordingError(f"'{path}' is not read: {_NOT_FLIGHT}.")
     _check_size(dump, entries, len(data), path)
     header = _convert(dict(dump, entries=None), _Header, path)
@@ -140,6 +141,8 @@ def read_json(data: bytes, path: str) -> tuple[RankEvidence, list[Gap]]:
         if match is None:
             raise RecordingError(f"'{path}' is not read: {excerpt(str(error))}.") from error
         typed, num_damaged = _decode_entries(data[match.end() :])
+        if not typed:
+            raise RecordingError(f"'{path}' is not read: {_NOT_FLIGHT}.") from error
         dump = _Dump(entries=typed)
         gaps.append(
             _make_gap(

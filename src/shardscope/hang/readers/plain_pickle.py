@@ -128,7 +128,7 @@ def skip_opcode(data: bytes, position: int) -> int:
             f"it would run code (opcode {_CALLING[opcode]}), and only plain data is read"
         )
     else:
-        raise PickleError(f"it has the opcode 0x{opcode:02x}, which no dump has")
+        raise PickleError(f"it is no pickle as torch writes it (opcode 0x{opcode:02x})")
     if end > len(data):
         raise PickleError("it is truncated", position)
     return end
@@ -152,7 +152,8 @@ def repair_truncated(data: bytes) -> bytes | None:
                 opened.pop()
                 if opcode == _SET_ITEMS and opened == _IN_ENTRIES:
                     keep = position
-            last = opcode
+            if opcode not in _MEMOIZING:
+                last = opcode
     except PickleError:
         pass
     return data[:keep] + b"eu." if keep else None
@@ -160,4 +161,5 @@ def repair_truncated(data: bytes) -> bytes | None:
 
 _MARK, _SET_ITEMS = ord("("), ord("u")
 _CLOSING = tuple(b"uetld")
+_MEMOIZING = tuple(b"qr\x94")
 _IN_ENTRIES = [ord("}"), ord("]")]  # the marks open between two entries

@@ -47,8 +47,10 @@ def read_recording(path: str, *, is_stream: bool) -> FileReport:
 
 
 def _is_about_end(gap: Gap) -> bool:
-    """Whether a gap only says that a stream has no end, as those of a hang have not."""
-    return gap.fact.startswith("the stream has no end")
+    """Whether a gap only says how a trace ended: those of a hang have no end, or an error."""
+    return gap.fact.startswith(
+        ("the stream has no end", "it ended early with ", "still open where the stream stops")
+    )
 
 
 @final

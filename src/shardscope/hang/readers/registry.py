@@ -149,6 +149,8 @@ def _read_bytes(path: str) -> bytes:
 def _read_data(path: str, data: bytes) -> list[FileReport]:
     start = data[:_HEAD_BYTES].lstrip()
     if not start:
+        if _is_named_text(path):
+            return [FileReport(path=path, format=FileFormat.LOG, detail="empty")]
         return [_refuse(path, "it is empty")]
     if start.startswith((b"\x80", b"(dp", b"(d")):
         return [_report_dump(path, *read_pickle(data, path))]
@@ -214,11 +216,15 @@ def _read_text(path: str, data: bytes) -> list[FileReport]:
     elif is_faulthandler(text):
         reports.append(read_stacks(data, path))
     if not reports:
-        if not path.lower().removesuffix(".gz").endswith(_TEXT_NAMES):
+        if not _is_named_text(path):
             return [_refuse(path, "it is no file of a known format")]
         detail = "nothing in it is about a hang"
         reports.append(FileReport(path=path, format=FileFormat.LOG, detail=detail))
     return reports
+
+
+def _is_named_text(path: str) -> bool:
+    return path.lower().removesuffix(".gz").endswith(_TEXT_NAMES)
 
 
 def _is_text(data: bytes) -> bool:
@@ -232,10 +238,9 @@ def _refuse(path: str, fact: str) -> FileReport:
 def _shorten(sentence: str, path: str) -> str:
     """A sentence of an error about a file, without the name of the file at its start."""
     sentence = sentence.removesuffix(".")
-    for start in (f"'{path}' is not read: ", f"'{path}' is ", f"'{path}' "):
+    for start, subject in ((f"'{path}' is not read: ", ""), (f"'{path}' ", "it ")):
         if sentence.startswith(start):
-            rest = sentence.removeprefix(start)
-            return rest if not start.endswith("is ") else f"it is {rest}"
+            return f"{subject}{sentence.removeprefix(start)}"
     return sentence
 
 

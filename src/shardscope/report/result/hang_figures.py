@@ -17,7 +17,7 @@ from shardscope.report.result.figures import (
     SkewFigures,
     SlowRankFigures,
 )
-from shardscope.report.text.hang import describe_hang_call, summarize_hang
+from shardscope.report.text.hang_causes import describe_hang_call, summarize_hang
 
 
 def read_hangs(recording: Recording) -> tuple[HangFigures, ...]:

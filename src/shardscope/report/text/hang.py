@@ -5,55 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.padding import Padding
-from rich.text import Text
 
 from shardscope.record import Recording, format_ranks
 from shardscope.record.base import name_line
 from shardscope.record.hang_records import (
-    CauseKind,
     GroupProgress,
     HangAnalysis,
-    HangCall,
-    HangCause,
     HangSource,
     HangWait,
 )
-from shardscope.record.units import format_bytes, format_duration, plural
+from shardscope.record.units import format_duration, plural
+from shardscope.report.text.hang_causes import describe_hang_call, render_hang_causes
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
 _MAX_ROWS = 24
 _NAME, _PROSE = ColumnStyle.NAME, ColumnStyle.PROSE
 
-CAUSE_NAMES = {
-    CauseKind.MISMATCH: "different arguments",
-    CauseKind.DIFFERENT_CALL: "a different call",
-    CauseKind.SKIPPED_CALL: "a skipped call",
-    CauseKind.WRONG_ORDER: "another order of calls",
-    CauseKind.UNMATCHED_TRANSFER: "an unmatched send or receive",
-    CauseKind.OUT_OF_MEMORY: "out of memory",
-    CauseKind.CRASH: "a rank that ended",
-    CauseKind.STOPPED: "a process that does not run",
-    CauseKind.LOST: "a rank that left nothing",
-    CauseKind.DATA_LOADING: "the data loader",
-    CauseKind.FILE_SYSTEM: "file input and output",
-    CauseKind.COMPILING: "a compilation",
-    CauseKind.DIFFERENT_COMPILE: "different compiled graphs",
-    CauseKind.SLOW: "a rank that is not there yet",
-    CauseKind.NETWORK: "the network or a device",
-    CauseKind.UNKNOWN: "not known",
-}
-"""What a class of cause is called in views."""
-
-_CAUSES = {
-    "cause": Column("likely cause", _NAME, 16),
-    "certainty": Column("", _NAME, 8),
-    "ranks": Column("ranks", _NAME, 6),
-    "group": Column("group", _NAME, 8),
-    "position": Column("position"),
-    "line": Column("line", _NAME, 12),
-}
 _WAITS = {
     "waiters": Column("ranks", _NAME, 6),
     "missing": Column("wait for", _NAME, 8),
@@ -96,7 +64,7 @@ _SKEWS = {
 def render_hangs(recording: Recording) -> Iterator[RenderableType]:
     """Render each analysis of a hang; nothing if there are none."""
     for hang in recording.hangs:
-        yield from _render_causes(hang)
+        yield from render_hang_causes(recording, hang)
         yield from _render_waits(hang)
         yield from _render_divergences(hang)
         yield from _render_progress(hang)
@@ -104,61 +72,6 @@ def render_hangs(recording: Recording) -> Iterator[RenderableType]:
         yield from _render_skews(hang)
         yield from _render_sources(hang)
         yield from _render_unknowns(hang)
-
-
-def summarize_hang(hang: HangAnalysis) -> str:
-    """What an analysis found, in a sentence."""
-    if hang.causes:
-        cause = hang.causes[0]
-        ranks = format_ranks(cause.ranks)
-        where = f" in group {cause.group}" if cause.group is not None else ""
-        on_ranks = f" on rank{'s' if ',' in ranks or '-' in ranks else ''} {ranks}" if ranks else ""
-        return f"It hangs: {CAUSE_NAMES[cause.kind]}{on_ranks}{where} ({cause.certainty})."
-    if hang.slow_ranks:
-        slow = hang.slow_ranks[0]
-        return (
-            f"No rank waits. The others waited for rank {slow.rank} in all "
-            f"{format_duration(slow.excess_ns)}."
-        )
-    if hang.is_hang:
-        return "Ranks wait, and the files do not say for what."
-    return "No rank waits for another in these files."
-
-
-def describe_hang_call(call: HangCall | None) -> str:
-    """`all_reduce 4.00 MiB`, `send 1.00 MiB peer 3`; empty if not known."""
-    if call is None:
-        return ""
-    words = [str(call.kind) if call.kind is not None else call.op]
-    if call.num_bytes is not None:
-        words.append(format_bytes(call.num_bytes))
-    if call.peer is not None:
-        words.append(f"peer {call.peer}")
-    return " ".join(filter(None, words))
-
-
-def _render_causes(hang: HangAnalysis) -> Iterator[RenderableType]:
-    yield make_title("Hang" if hang.is_hang else "No hang")
-    yield make_text(summarize_hang(hang), "bold")
-    if not hang.causes:
-        return
-    yield Text("")
-    rows = [_make_cause(cause) for cause in hang.causes]
-    yield _make_grid(_CAUSES, rows, "line", "position")
-    for number, cause in enumerate(hang.causes[:1]):
-        for item in cause.evidence:
-            yield Padding(make_text(f"– {item}", "" if number else "dim"), (0, 0, 0, 2))
-
-
-def _make_cause(cause: HangCause) -> Row:
-    return {
-        "cause": make_text(CAUSE_NAMES[cause.kind]),
-        "certainty": make_text(str(cause.certainty)),
-        "ranks": make_text(format_ranks(cause.ranks)),
-        "group": make_text(cause.group or ""),
-        "position": "" if cause.position is None else f"{cause.position:,}",
-        "line": make_text(name_line(cause.source)),
-    }
 
 
 def _render_waits(hang: HangAnalysis) -> Iterator[RenderableType]:

@@ -40,7 +40,7 @@ from shardscope.report.model.memory_peaks import (
     most_bytes,
 )
 from shardscope.report.text.compiler import fold_explanations, name_condition
-from shardscope.report.text.hang import summarize_hang
+from shardscope.report.text.hang_causes import describe_hang, has_single_rank
 from shardscope.report.text.memory_profile import describe_room
 from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.style import format_share
@@ -268,13 +268,15 @@ def judge_hangs(recording: Recording) -> Iterator[Concern]:
     """Judge what the files of a hang show."""
     for hang in recording.hangs:
         first = next(iter(recording.findings), None)
-        judgement = Judgement.FAILS if hang.is_hang else Judgement.FINE
+        judgement, rule = (Judgement.FAILS, "hang") if hang.is_hang else (Judgement.FINE, "no-hang")
         if hang.slow_ranks:
-            judgement = Judgement.COSTLY
+            judgement, rule = Judgement.COSTLY, "slow-rank"
+        elif has_single_rank(hang):
+            judgement, rule = Judgement.UNKNOWN, "single-rank"
         yield Concern(
             judgement=judgement,
-            rule="hang",
-            fact=summarize_hang(hang).rstrip("."),
+            rule=rule,
+            fact=describe_hang(hang),
             reason="",
             view="communication",
             source=None if first is None else first.source,

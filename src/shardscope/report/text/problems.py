@@ -132,8 +132,13 @@ def render_problems(recording: Recording) -> Iterator[RenderableType]:
     findings = fold_problem_ranks(sort_findings(recording))
     if not findings:
         yield make_text(f"No findings ({describe_checks(recording)}).", "dim")
-    yield from _render_first("Findings", [_render_finding(*item) for item in findings])
+    yield from _render_first("Findings", [render_finding(*item) for item in findings])
     yield from render_stops(recording)
+    yield from render_gaps(recording)
+
+
+def render_gaps(recording: Recording) -> Iterator[RenderableType]:
+    """Render what was not recorded or not understood."""
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_first(
         "Gaps", gaps, "not recorded or not understood; --strict makes them fail"
@@ -195,7 +200,8 @@ def fold_problem_ranks(problems: Sequence[T]) -> list[tuple[T, list[int]]]:
     return list(ranks.items())
 
 
-def _render_finding(finding: Finding, ranks: list[int]) -> RenderableType:
+def render_finding(finding: Finding, ranks: Sequence[int] = ()) -> RenderableType:
+    """Render a finding with its remedy and line; `ranks` are those that have the same."""
     head = Text.assemble((f"{finding.severity} ", SEVERITY_STYLES[finding.severity]))
     head.append_text(make_text(finding.rule, "bold", width=60)).append("  ")
     head.append_text(make_text(finding.subject, width=120)).append_text(_name_ranks(ranks))
@@ -213,7 +219,7 @@ def _render_gap(gap: Gap, ranks: list[int]) -> RenderableType:
     return line.append(": ").append_text(make_text(gap.fact, width=600))
 
 
-def _name_ranks(ranks: list[int]) -> Text:
+def _name_ranks(ranks: Sequence[int]) -> Text:
     if not ranks:
         return Text()
     return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}", "dim")

@@ -36,7 +36,7 @@ from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.memory_profile import render_memory
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
-from shardscope.report.text.problems import render_problems
+from shardscope.report.text.problems import render_gaps, render_problems
 from shardscope.report.text.run_comparison import render_comparisons
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
@@ -97,6 +97,10 @@ def _render_sections(
     rank_sets = fold_ranks(recording)
     yield render_heading(recording, rank_sets)
     yield render_verdict(recording, rank_sets, full_recording)
+    if recording.hangs:
+        yield from render_hangs(recording)
+        yield from render_gaps(recording)
+        return
     yield from render_problems(recording)
     sections = list(_render_instruments(recording, is_folded))
     if recording.collectives:
@@ -147,8 +151,6 @@ def _render_collectives(
 
 def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """Render the results of instruments other than traces of collectives."""
-    if recording.hangs:
-        yield from render_hangs(recording)
     if recording.spans:
         yield from render_phases(recording)
     if recording.coverage:
