@@ -70,6 +70,14 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(unique[:_MAX_NAMES]) + more
 
 
+def list_by_rank(values: Sequence[float]) -> str:
+    """The values of the ranks, by rank if they differ."""
+    if len(set(values)) == 1:
+        return f"{values[0]:.6g} on the ranks"
+    listed = [f"{value:.6g} on rank {rank}" for rank, value in enumerate(values[:4])]
+    return ", ".join([*listed, *(["…"] if len(values) > 4 else [])])
+
+
 def describe_location(origin: Origin) -> str:
     """A sentence about where the versions diverge; it states only what was compared."""
     named_module = f"`{origin.named_module}`" if origin.named_module else "the model"
