@@ -34,6 +34,7 @@ from shardscope.parallel.parity.slice_causes import (
     explain_number_of_samples,
     find_order,
     find_shards_of_others,
+    find_shifted_values,
     find_shuffled_values,
     find_slices,
     find_slices_of_each_rank,
@@ -93,6 +94,7 @@ def explain(
         find_shards_of_others,
         find_ratio_of_each_rank,
         find_ratio_of_each_row,
+        find_shifted_values,
         find_shuffled_values,
         _explain_part,
     )

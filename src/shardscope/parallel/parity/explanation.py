@@ -114,7 +114,12 @@ def describe_location(origin: Origin) -> str:
 
 
 def name_location(origin: Origin) -> str:
-    """The module whose code it is, or what it is called outside the modules."""
+    """The module whose code it is, or what it is called outside the modules.
+
+    Between the stages of a pipeline, where that is the model itself, the module behind it.
+    """
+    if origin.module == "" and origin.is_of_stage:
+        return origin.named_module
     if origin.module is None:
         return "the loss" if origin.kind is OriginKind.LOSS else "the inputs of the model"
     return origin.module or "the model itself"

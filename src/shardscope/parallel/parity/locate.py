@@ -115,6 +115,7 @@ class _ProbeComparisons:
                 self.consumers.setdefault(origin, []).append(point)
         frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
         self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
+        self._modules = [{ProbePoint.decode(n).module for n in r.snapshots} for r in ranks]
         ranks = [match_calls(rank, runs.reference) for rank in ranks]
         self._are_calls_aligned = not mesh.batch_axes or are_calls_aligned(runs, ranks, mesh)
         self.comparisons = self._compare(runs, ranks, mesh, Phase.FORWARD, 1.0)
@@ -237,6 +238,10 @@ class _ProbeComparisons:
         return is_forward and any(
             self.is_fine(caller, point.phase) for caller in self._callers_of(point)
         )
+
+    def is_on_all_ranks(self, module: str) -> bool:
+        """Whether every rank calls the module."""
+        return all(module in modules for modules in self._modules)
 
     def is_frozen(self, module: str) -> bool:
         """Whether the module has a parameter of its own that no rank trains."""
@@ -378,6 +383,7 @@ def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
                 point.module,
                 point.path,
                 is_first,
+                is_of_stage=not probed.is_on_all_ranks(point.module),
                 exchanged=probed.find_exchanged() if is_first else None,
             )
         else:

@@ -181,7 +181,7 @@ def explain_largest(ratios: Sequence[float], parity_result: ParityResult) -> Exp
         for rank in parity_result.ranks
     ]
     total = max(largest, default=0.0)
-    if len(ratios) != len(largest) or not total or len(set(largest)) < 2:
+    if len(ratios) != len(largest) or not total:
         return None
 
     def is_near(values: Sequence[float]) -> bool:

@@ -44,7 +44,9 @@ def explain_optimizer(
     axes: Mapping[str, int],
 ) -> Explanation:
     """Why updated parameters, or the state of the optimizer, differ; `names` are the parameters."""
-    cause = _explain_steps(names, parity_result) or _explain_unchanged(updated, parity_result)
+    changed = {result.case.name for result in updated if _is_changed(result, parity_result)}
+    unchanged = [name for name in names if name not in changed]
+    cause = _explain_steps(unchanged, parity_result) or _explain_unchanged(updated, parity_result)
     cause = cause or explain(updated[0], axes)
     if cause.suspect is Suspect.UNKNOWN:
         cause = _explain_factors(updated, parity_result, axes) or cause
@@ -61,8 +63,19 @@ def explain_optimizer(
     return cause
 
 
+def _is_changed(result: TensorComparison, parity_result: ParityResult) -> bool:
+    """Whether a parameter is another one than before the step on every rank."""
+    old = _find_old(result, parity_result)
+    return old is not None and not any(
+        torch.allclose(full, old, rtol=_RTOL, atol=0.0) for full in result.full_in_fp64()
+    )
+
+
 def _explain_steps(names: Sequence[str], parity_result: ParityResult) -> Explanation | None:
-    """Whether the optimizer of the ranks holds other tensors, or steps another number of times."""
+    """Whether the optimizer of the ranks holds other tensors, or steps another number of times.
+
+    `names` are parameters that differ and may be as they were before the step.
+    """
     ranks, reference = parity_result.ranks, parity_result.reference
     stale = [
         name
@@ -115,7 +128,7 @@ def _explain_unchanged(
             is_changed[rank] |= not torch.allclose(full, old, rtol=_RTOL, atol=0.0)
     unchanged = [rank for rank, changed in is_changed.items() if not changed]
     if not unchanged:
-        return None
+        return _explain_unchanged_elements(updated, parity_result)
     is_all = len(unchanged) == len(is_changed)
     what = "it as it was" if len(updated) == 1 else "them as they were"
     who = "the ranks leave" if is_all else f"rank {', '.join(map(str, unchanged))} leaves"
@@ -123,6 +136,31 @@ def _explain_unchanged(
         Suspect.STALE,
         f"{who} {what}, and the single device updates {'it' if len(updated) == 1 else 'them'}",
         remedy="Update it on every rank that holds it, or broadcast it after the update.",
+    )
+
+
+def _explain_unchanged_elements(
+    updated: Sequence[TensorComparison], parity_result: ParityResult
+) -> Explanation | None:
+    """Whether ranks leave some elements as they were, and update the others rightly."""
+    num_unchanged, num_elements = 0, 0
+    for result in updated:
+        old, target = _find_old(result, parity_result), target_in_fp64(result.case)
+        full = result.full_in_fp64()
+        if old is None or any(tensor.shape != target.shape for tensor in full):
+            return None
+        is_right = [torch.isclose(tensor, target, rtol=_RTOL, atol=0.0) for tensor in full]
+        is_old = [torch.isclose(tensor, old, rtol=_RTOL**2, atol=0.0) for tensor in full]
+        if not all(bool((a | b).all()) for a, b in zip(is_right, is_old, strict=True)):
+            return None
+        num_unchanged += max(int((~right).sum()) for right in is_right)
+        num_elements += target.numel()
+    return Explanation(
+        Suspect.STALE,
+        f"{num_unchanged:,} of {num_elements:,} elements are left as they were before the step, "
+        "the others are updated as on the single device",
+        remedy="Check that the parts of all ranks together have every element of the parameters: "
+        "a size that is not divisible by the number of ranks is to be rounded up.",
     )
 
 

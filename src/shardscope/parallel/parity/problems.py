@@ -6,7 +6,6 @@ Differences with one cause are one problem, such as gradients that all have the 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
@@ -448,7 +447,7 @@ class _Problems:
         fact = f"{describe_location(origin)}{named} {cause.to_sentence()}".strip()
         return Problem(
             cause,
-            self._name_origin(origin),
+            name_location(origin),
             fact if origin.phase is Phase.FORWARD else self._after_outputs(fact),
             suggest_remedy(cause, origin.kind),
             module=origin.module,
@@ -457,13 +456,6 @@ class _Problems:
             op="" if op is None else op.name,
             source=self._find_source(origin, op, cause),
         )
-
-    def _name_origin(self, origin: Origin) -> str:
-        """Where the versions diverge; between the stages of a pipeline, the module behind it."""
-        known = [rank.gradients.keys() for rank in self._result.ranks if rank.gradients]
-        is_pipeline = any(a.isdisjoint(b) for a, b in itertools.combinations(known, 2))
-        is_between = origin.kind is OriginKind.INPUT and origin.module == "" and is_pipeline
-        return origin.named_module if is_between else name_location(origin)
 
     def _find_source(self, origin: Origin, op: WrongOp | None, cause: Explanation) -> Source | None:
         """The line of the op, or of a collective; for a loss that which starts backward."""

@@ -57,6 +57,7 @@ class Origin:
     own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
     attached_factor: float | None = None  # of the gradient of a loss that starts in the module
     terms: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what modules inside return
+    is_of_stage: bool = False  # some ranks do not run the named module: it is of a pipeline stage
     exchanged: tuple[str, str] | None = None  # a module, and whose input it takes on the ranks
 
     @property

@@ -28,6 +28,7 @@ from shardscope.record import TOLERABLE, Agreement, Suspect
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
+_MAX_SHIFT, _MIN_SHIFTED = 16, 32  # elements of a flattened tensor
 _MAX_SAMPLES = 4096  # that are compared with each other
 
 
@@ -247,6 +248,26 @@ def find_order(evidence: Evidence) -> Iterator[Explanation]:
             if list(dims) != sorted(dims) and evidence.is_near(value, moved):
                 clause = f"its dims are in the order {', '.join(map(str, dims))}"
                 yield Explanation(Suspect.PERMUTED, clause)
+
+
+def find_shifted_values(evidence: Evidence) -> Iterator[Explanation]:
+    """The right values, shifted by a few elements, as where a flat buffer is read too early."""
+    value, target = evidence.ranks[0].flatten(), evidence.target.flatten()
+    if not evidence.are_identical() or target.numel() < _MIN_SHIFTED:
+        return
+    for shift in range(1, _MAX_SHIFT + 1):
+        late, early = target[:-shift], target[shift:]
+        for part, wanted, where in (
+            (value[shift:], late, "late"),
+            (value[:-shift], early, "early"),
+        ):
+            if evidence.is_near(part, wanted):
+                yield Explanation(
+                    Suspect.WRONG_SLICE,
+                    predicate=f"has its values {shift} elements too {where}",
+                    remedy="Read it at its own offset: in a flat buffer, count the padding of the "
+                    "parameters before it.",
+                )
 
 
 def find_shuffled_values(evidence: Evidence) -> Iterator[Explanation]:
