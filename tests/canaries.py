@@ -31,6 +31,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining import schedules as pipeline_schedules
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, default_collate
 
 from shardscope import simulate
 from shardscope._torch.cuda import autocast as cuda_autocast
@@ -147,6 +148,25 @@ def ddp_calls(owner: Any, name: str, check: Callable[[Any], bool] = lambda resul
         return bool(results) and any(map(check, results))
 
     return probe
+
+
+def ddp_lists_its_hooks() -> bool:
+    with simulate(mesh={"dp": 2}):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        before = list(model._comm_hooks)
+        model.register_comm_hook(None, allreduce_hook)
+        return not before and len(model._comm_hooks) == 1
+
+
+def fetchers_are_replaceable() -> bool:
+    batches: Any = iter(DataLoader([1, 2], batch_size=2))  # type: ignore[arg-type]
+    fetcher = batches._dataset_fetcher
+    fetch, collate = fetcher.fetch, fetcher.collate_fn
+    seen = []
+    fetcher.fetch = lambda indices: seen.append(indices) or fetch(indices)
+    fetcher.collate_fn = lambda samples: seen.append(samples) or collate(samples)
+    next(batches)
+    return seen == [[0, 1], [1, 2]] and fetcher.auto_collation
 
 
 def node_of_an_op() -> Any:
@@ -1260,5 +1280,28 @@ CANARIES: dict[str, Canary] = {
             functools.partial(hasattr, import_module("torch._dynamo.backends.registry"), name),
         )
         for name in ("_BACKENDS", "_COMPILER_FNS", "_discover_entrypoint_backends")
+    },
+    "._comm_hooks": Canary("know whether DDP has a hook", ddp_lists_its_hooks),
+    "._dataset": Canary(
+        "name what a data loader draws from",
+        lambda: iter(DataLoader([1]))._dataset == [1],  # type: ignore[attr-defined, arg-type]
+    ),
+    "._collate_fn": Canary(
+        "know whether a batch was collated by torch",
+        lambda: iter(DataLoader([1]))._collate_fn is default_collate,  # type: ignore[attr-defined, arg-type]
+    ),
+    "._auto_collation": Canary(
+        "know whether samples are collated",
+        lambda: iter(DataLoader([1]))._auto_collation,  # type: ignore[attr-defined, arg-type]
+    ),
+    "._dataset_fetcher": Canary("record how a loader makes a batch", fetchers_are_replaceable),
+    **{
+        f".{op}": Canary(purpose, functools.partial(getattr, torch.ops.aten, op))
+        for op, purpose in {
+            "_foreach_copy_": "know that a list of tensors is overwritten",
+            "_foreach_zero_": "know that a list of tensors is overwritten",
+            "_unique": "name the function whose result has a size of its own",
+            "_unique2": "name the function whose result has a size of its own",
+        }.items()
     },
 }

@@ -112,8 +112,7 @@ class ProgramRun:
         code = 0
         try:
             with self._counter.watching(), self._reported_exits(), self._reported_threads():
-                self._instrument.begin()
-                self._program.run()
+                self._program.run(self._instrument.begin)
         except StepsDone:
             pass
         except EndOfRun as stop:
@@ -177,8 +176,8 @@ class ProgramRun:
         changes = self._request.changes
         if changes is None:
             return None
-        hearsay = self._request.hearsay.get(self._job.rank, ())
-        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), hearsay)
+        group_inputs = self._request.group_inputs.get(self._job.rank, ())
+        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), group_inputs)
 
     def _start(self, models: list[nn.Module]) -> None:
         """Begin to observe; if called again, forget what was observed until then."""
