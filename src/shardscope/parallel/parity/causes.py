@@ -143,6 +143,8 @@ def _explain_without_bias(evidence: Evidence) -> Iterator[Explanation]:
 
 def _explain_part(evidence: Evidence) -> Iterator[Explanation]:
     """A reduction or a factor of some elements along a dim, where the others are right."""
+    if evidence.target.numel() > MAX_ELEMENTS:
+        return
     for dim, size in enumerate(evidence.target.shape):
         is_wrong = [
             not all(

@@ -28,6 +28,7 @@ _WRONG = (
     Agreement.NONFINITE,
     Agreement.MISSING,  # of gradients
 )
+_MAX_EXCHANGED = 16  # modules whose inputs are looked for at other modules
 
 
 def find_origins(
@@ -299,9 +300,12 @@ class _ProbeComparisons:
             for point, comparison in self.comparisons.items()
             if point.phase is Phase.FORWARD and point.role is Role.INPUT and point.module
         }
-        for point, comparison in inputs.items():
-            if comparison.verdict.agreement not in _WRONG or not comparison.full:
-                continue
+        wrong = (
+            (point, comparison)
+            for point, comparison in inputs.items()
+            if comparison.verdict.agreement in _WRONG and comparison.full
+        )
+        for point, comparison in itertools.islice(wrong, _MAX_EXCHANGED):
             for wanted, candidate in inputs.items():
                 target, floor = candidate.case.target, candidate.case.floor
                 if (

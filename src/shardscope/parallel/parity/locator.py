@@ -243,6 +243,8 @@ class Locator:
         is_other = op is not None and not op.inputs and not op.outputs
         if op is None or (module == OUTSIDE and (has_wrong_inputs or is_other)):
             return None
+        if all(origin.kind is not OriginKind.OUTPUT for origin in origins):
+            op = replace(op, terms=())  # only an output is explained by them
         return self._blame_collective(op)
 
     def _blame_collective(self, op: WrongOp) -> WrongOp:

@@ -253,7 +253,7 @@ def find_order(evidence: Evidence) -> Iterator[Explanation]:
 def find_shifted_values(evidence: Evidence) -> Iterator[Explanation]:
     """The right values, shifted by a few elements, as where a flat buffer is read too early."""
     value, target = evidence.ranks[0].flatten(), evidence.target.flatten()
-    if not evidence.are_identical() or target.numel() < _MIN_SHIFTED:
+    if not _MIN_SHIFTED <= target.numel() <= MAX_ELEMENTS or not evidence.are_identical():
         return
     for shift in range(1, _MAX_SHIFT + 1):
         late, early = target[:-shift], target[shift:]
