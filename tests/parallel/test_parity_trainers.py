@@ -274,7 +274,7 @@ def shard_mlp(model, mesh):
     ],
     ids=["norm", "sum"],
 )
-def test_an_update_that_needs_the_entire_parameter_is_told_from_its_factors(direction, rule, fact):
+def test_an_update_that_needs_the_entire_parameter_is_no_factor(direction, rule, fact):
     def step(model, batch, optimizer):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
@@ -327,3 +327,30 @@ def test_what_changes_gradients_after_backward_is_named(is_clipped):
     else:
         assert (finding.rule, finding.subject) == ("parity-double-reduction", "down")
         assert "when the optimizer takes them, down.bias differs. Each is 2 times" in finding.fact
+
+
+def test_a_norm_that_takes_shards_for_copies_names_them():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        counted = list(model.parameters())
+        if mesh is not None and mesh.get_local_rank():
+            counted = [model.up.weight, model.down.weight]  # and not the shard of up.bias
+        square = torch.stack([p.grad.square().sum() for p in counted]).sum()
+        if mesh is not None:
+            dist.all_reduce(square)
+        nn.utils.clip_grads_with_norm_(model.parameters(), 1e-3, square.sqrt())
+        optimizer.step()
+
+    torch.manual_seed(0)
+    [finding] = parity(
+        MLP(),
+        {"tp": 2},
+        parallelize=shard_mlp,
+        inputs=X,
+        train_step=step,
+        parallel_train_step=step,
+        optimizer=make_optimizer,
+    ).findings
+    assert (finding.rule, finding.subject) == ("parity-norm", "the gradient norm")
+    assert "The norm lacks gradients of up.bias: only rank 0 counts its own" in finding.fact

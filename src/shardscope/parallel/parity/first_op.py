@@ -43,8 +43,8 @@ class WrongOp:
 
     `changed` lists arguments whose numbers differ: name, value on the single device, on the
     ranks. `communicated` is what a collective at `collective_source` makes of its output. `terms`
-    are what this and later ops return on the single device, and `alike` what they take of the shape
-    of this op's input.
+    are what this and later ops return on the single device, and `same_shaped` what ops take there
+    of the shape of this op's input.
     """
 
     name: str
@@ -55,7 +55,7 @@ class WrongOp:
     communicated: tuple[TensorComparison, ...] = ()
     collective_source: Source | None = None
     terms: tuple[Term, ...] = ()
-    alike: tuple[torch.Tensor, ...] = ()
+    same_shaped: tuple[torch.Tensor, ...] = ()
 
 
 @final
@@ -105,7 +105,7 @@ def find_first_wrong_op(
             op,
             communicated=tuple(communicated.get(single_op_number, ())),
             terms=tuple(_list_terms(runs.reference, ranks[0], pairs, single_op_number)),
-            alike=tuple(_list_alike(runs.reference, inputs)),
+            same_shaped=tuple(_list_same_shaped(runs.reference, inputs)),
         )
     for tag, single_start, single_end, rank_start, rank_end in matcher.get_opcodes():
         if tag == "replace":
@@ -146,7 +146,9 @@ def _list_terms(
         yield Term(point.module, tensor, changed)
 
 
-def _list_alike(single: StepResult, inputs: Sequence[TensorComparison]) -> Iterator[torch.Tensor]:
+def _list_same_shaped(
+    single: StepResult, inputs: Sequence[TensorComparison]
+) -> Iterator[torch.Tensor]:
     """The floating-point tensors that ops take which have the shape of the first of `inputs`."""
     known = [result.case.reference for result in inputs[:1]]
     for name, tensor in single.snapshots.items():

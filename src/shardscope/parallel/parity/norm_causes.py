@@ -14,9 +14,12 @@ from shardscope.parallel.parity.evidence import group_ranks, list_sizes
 from shardscope.parallel.parity.explanation import Explanation, list_names
 from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import Suspect, TensorKind
+from shardscope.record.layer_names import fold_layers
 
 _RTOL = 1e-5  # of squared norms, which are sums of compared gradients
 _RTOL_OF_LARGEST = 1e-3  # clipping adds a small number to the norm
+_MIN_LACK = 2e-5  # of the squared norm: less may be noise
+_MAX_LACK_REST = 2e-2  # of what is left out
 _MAX_GROUPS = 4  # of parameters that are sharded in the same way
 
 
@@ -62,7 +65,8 @@ def explain_norm(
         )
         if counted is not None:
             return _describe_counts(counted, groups, axes)
-    return _find_unsummed(values, gradients, squares, parity_result.ranks, axes)
+    unsummed = _find_unsummed(values, gradients, squares, parity_result.ranks, axes)
+    return unsummed or _find_left_out(values, squares, parity_result.ranks)
 
 
 def _find_unsummed(
@@ -101,6 +105,34 @@ def _find_unsummed(
                     over,
                     remedy="Sum the squared norm of plain tensors over the axes that shard them "
                     "before the square root: the norm of DTensors is complete by itself.",
+                )
+    return None
+
+
+def _find_left_out(
+    values: Sequence[float], squares: Mapping[str, float], ranks: Sequence[StepResult]
+) -> Explanation | None:
+    """Parameters of one name in all layers that no rank counts, or one rank its own shards of."""
+    total = sum(squares.values())
+    groups: dict[str, list[str]] = {}
+    for name in squares:
+        groups.setdefault(fold_layers(name), []).append(name)
+    if max(values) - min(values) > _RTOL * max(values):
+        return None
+    for pattern, names in groups.items():
+        right = sum(squares[name] for name in names)
+        own = [sum(rank.local_squares.get(name) or 0.0 for name in names) for rank in ranks]
+        options = [("no rank counts them", 0.0)]
+        options += [(f"only rank {rank} counts its own", square) for rank, square in enumerate(own)]
+        for clause, counted in options:
+            lack = right - counted
+            is_large = abs(lack) > _MIN_LACK * total
+            if is_large and abs(total - lack - values[0] ** 2) <= _MAX_LACK_REST * abs(lack):
+                return Explanation(
+                    Suspect.NORM,
+                    f"the norm lacks gradients of {pattern}: {clause}",
+                    remedy="Sum the squares of shards over the axes that shard them: what marks a "
+                    "parameter as sharded, or as a copy, is wrong for these.",
                 )
     return None
 

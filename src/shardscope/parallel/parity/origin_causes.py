@@ -246,7 +246,7 @@ class OriginExplainer:
             if cause.suspect is not Suspect.UNKNOWN:
                 clause = f"its input differs already: {cause.describe()}"
                 return dataclasses.replace(cause, clause=clause, predicate="")
-        fused = explain_fused(op.inputs, self._axes, op.alike)
+        fused = explain_fused(op.inputs, self._axes, op.same_shaped)
         if fused is not None:
             return fused
         if op.outputs and op.outputs[0].full:

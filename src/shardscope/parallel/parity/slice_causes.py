@@ -423,11 +423,11 @@ def explain_added_rows(
 def explain_fused(
     inputs: Sequence[TensorComparison],
     axes: Mapping[str, int],
-    alike: Sequence[torch.Tensor] = (),
+    same_shaped: Sequence[torch.Tensor] = (),
 ) -> Explanation | None:
     """Recognize a fused weight that was sharded as one: shards of another input of the op.
 
-    `alike` are tensors of the single device that other ops take in the same module.
+    `same_shaped` are tensors of the single device that other ops take in the same module.
     """
     for index, comparison in enumerate(inputs):
         case, floor = comparison.case, comparison.case.floor
@@ -437,7 +437,7 @@ def explain_fused(
         for (name, size), dim in itertools.product(axes.items(), range(case.reference.ndim)):
             chunks = [
                 (source, chunk)
-                for source, tensor in enumerate([*(i.case.reference for i in inputs), *alike])
+                for source, tensor in enumerate([*(i.case.reference for i in inputs), *same_shaped])
                 if tensor is not None and tensor.ndim > dim
                 for chunk in tensor.chunk(size, dim)
             ]

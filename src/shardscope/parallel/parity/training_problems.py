@@ -93,6 +93,10 @@ class TrainingProblems:
         single = float(target)
         cause = explain_norm(values, target, self._result, self._axes)
         cause = cause or explain(comparison, self._axes)
+        if cause.suspect is Suspect.SCALED:  # as any number is
+            clause = f"its square is {(values[0] / single) ** 2:.6g} times what it should be: some "
+            clause += "gradients are left out, or counted several times"
+            cause = Explanation(Suspect.NORM, clause, ratio=cause.ratio)
         fact = (
             f"Gradients agree, but the norm that they are clipped with is {_list_values(values)} "
             f"on the ranks and {single:.6g} on the single device. {cause.to_sentence()}"
