@@ -354,3 +354,22 @@ def test_a_norm_that_takes_shards_for_copies_names_them():
     ).findings
     assert (finding.rule, finding.subject) == ("parity-norm", "the gradient norm")
     assert "The norm lacks gradients of up.bias: only rank 0 counts its own" in finding.fact
+
+
+def test_a_state_that_is_restored_to_another_parameter_is_named():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        if mesh is not None and optimizer.state:
+            saved = optimizer.state_dict()
+            state = saved["state"]
+            saved["state"] = state | {0: state[2], 2: state[0]}  # two weights of one shape
+            optimizer.load_state_dict(saved)
+        optimizer.step()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    options = {"train_step": step, "parallel_train_step": step, "optimizer": make_optimizer}
+    [finding] = parity(model, {"dp": 2}, inputs=X, parallelize=lambda *_: None, **options).findings
+    assert finding.rule == "parity-permuted"
+    assert "state exp_avg of 0.weight is that of 1.weight" in finding.fact

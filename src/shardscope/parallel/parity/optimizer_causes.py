@@ -49,6 +49,8 @@ def explain_optimizer(
     cause = _explain_steps(unchanged, parity_result) or _explain_unchanged(updated, parity_result)
     cause = cause or explain(updated[0], axes)
     if cause.suspect is Suspect.UNKNOWN:
+        cause = _explain_exchanged_state(parity_result) or cause
+    if cause.suspect is Suspect.UNKNOWN:
         cause = _explain_factors(updated, parity_result, axes) or cause
     if cause.suspect is Suspect.UNKNOWN:
         cause = _explain_shards(updated, parity_result, axes) or cause
@@ -162,6 +164,35 @@ def _explain_unchanged_elements(
         remedy="Check that the parts of all ranks together have every element of the parameters: "
         "a size that is not divisible by the number of ranks is to be rounded up.",
     )
+
+
+def _explain_exchanged_state(parity_result: ParityResult) -> Explanation | None:
+    """Whether a parameter has the state that another one had before the step."""
+    if parity_result.previous is None:
+        return None
+    tables = parity_result.previous.training.tables
+    for result in parity_result.comparisons:
+        name, _, entry = result.case.name.partition(" ")
+        known = tables.get((TensorKind.STATE, entry), {})
+        is_wrong = result.case.kind is TensorKind.STATE and bool(result.full)
+        if not is_wrong or name not in known or result.full[0].shape != known[name].shape:
+            continue
+        own, excess = to_fp64_on_cpu(known[name]), result.full_in_fp64()[0]
+        excess = excess - target_in_fp64(result.case)
+        for other, tensor in known.items():
+            if tensor.shape != own.shape or own.numel() < _MIN_ELEMENTS:
+                continue
+            change = to_fp64_on_cpu(tensor) - own
+            decay = float((change * excess).sum() / change.square().sum().clamp_min(1e-300))
+            rest = find_rms(excess - decay * change)
+            if 0.0 < decay <= 1.0 + _MIN_SPREAD and rest <= _MAX_REST * find_rms(excess):
+                return Explanation(
+                    Suspect.PERMUTED,
+                    f"the state {entry} of {name} is that of {other}",
+                    remedy="Restore the optimizer's state by the names of parameters: the order "
+                    "of parameters, and so their index, is another one on the ranks.",
+                )
+    return None
 
 
 def _list_factors(
