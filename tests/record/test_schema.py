@@ -20,6 +20,8 @@ from shardscope.record import (
     AxisTypes,
     BreakSite,
     Cause,
+    Check,
+    CheckOutcome,
     Collective,
     CollectiveKind,
     CompiledGraph,
@@ -61,6 +63,7 @@ from shardscope.record import (
     RankMemory,
     RankProcess,
     Recompile,
+    Role,
     RunComparison,
     RunDeviation,
     RunInfo,
@@ -84,6 +87,7 @@ from shardscope.record import (
     TensorVerdict,
     ValueKind,
     ValueSample,
+    Variation,
     encode,
 )
 from shardscope.record.hang_records import (
@@ -175,6 +179,9 @@ _TABLES = {
     "findings": Finding,
     "gaps": Gap,
     "processes": RankProcess,
+    "checks": Check,
+    "roles": Role,
+    "variations": Variation,
     "hangs": HangAnalysis,
     "hang_sources": HangSource,
     "hang_causes": HangCause,
@@ -282,6 +289,7 @@ def test_reference_names_every_kind_phase_and_severity():
         ("graphs", "end", GraphEnd),
         ("ops of graphs", "kind", OpKind),
         ("values", "kind", ValueKind),
+        ("variations", "outcome", CheckOutcome),
         ("tensors of `types", "role", TensorRole),
     ],
 )

@@ -127,7 +127,8 @@ class Lockstep:
 
     def leave(self, failure: str | None, *, is_cut: bool) -> None:
         """Report that the program has ended, perhaps because it was asked to."""
-        self._send(Left(failure, is_cut))
+        self._send(Left(failure, is_cut)).close()
+        del self._connections.socket
 
     def _ask(self, message: Message) -> bool:
         if os.getpid() != self._owner:  # a process that the rank has forked
@@ -214,6 +215,10 @@ class Coordinator:
                 break
         outcome = self._outcome or Outcome("completed")
         self._path.write_bytes(msgspec.json.encode(outcome))
+        for thread in self._threads.values():
+            thread.connection.close()
+        self._selector.close()
+        self._listener.close()
 
     def _read_end(self) -> bool:
         """Note a rank whose process has ended; False if all have."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardscope.check import check
+from shardscope.checks import check
 from shardscope.errors import LaunchError
 from shardscope.record import CheckOutcome, Finding, Recording, Severity, expand_ranks
 
@@ -122,3 +122,9 @@ def test_roles_of_a_large_world_are_compared_without_data() -> None:
     finding = find_only(recording)
     assert finding.rank == 63
     assert "rank 63 issues all_reduce" in finding.fact
+
+
+def test_receives_of_simulated_ranks_that_wait_for_each_other_are_an_error() -> None:
+    finding = find_only(check(PROGRAM, "transfers", num_nodes=2).recording)
+    assert finding.rule == "divergence"
+    assert "a deadlock of receives: rank 0 waits for rank 1 in recv" in finding.fact

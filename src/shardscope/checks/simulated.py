@@ -16,11 +16,11 @@ from shardscope._torch.process_groups.collective_inputs import (
     ObjectInput,
     ValueInput,
 )
-from shardscope.check.exchanges import find_exchange_mismatch
-from shardscope.check.roles import Roles, read_roles
-from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
+from shardscope.checks.exchanges import find_exchange_mismatch
+from shardscope.checks.roles import Roles, read_roles
+from shardscope.checks.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
-from shardscope.hang import P2P_KINDS, Divergence, find_divergences, sort_by_group
+from shardscope.hang import P2P_KINDS, Divergence, find_divergences, match_ranks, sort_by_group
 from shardscope.launch.api import load_job
 from shardscope.launch.decisions import Change, Decisions
 from shardscope.record import Recording, merge
@@ -129,7 +129,11 @@ class SimulatedRanks:
             raise LaunchError(failure or "No rank has left a recording.")
         recording = _join(recordings)
         divergences = list(find_divergences(sort_by_group(recording)).values())
-        has_diverged = bool(divergences) or bool(find_exchange_mismatch(recording, decisions))
+        has_diverged = bool(
+            divergences
+            or find_exchange_mismatch(recording, decisions)
+            or match_ranks(recording)  # sends and receives, too
+        )
         changed = {index for rank in decisions.values() for index in rank.changed}
         last = max(changed, default=None)
         if divergences and changed:

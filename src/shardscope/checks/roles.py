@@ -41,16 +41,6 @@ class Roles:
         numbers = (self._number(candidate) for candidate in candidates)
         return next((number for number in numbers if number in self._known), self.ranks[0])
 
-    def translate(self, rank: int, *, start: int, end: int) -> int:
-        """The rank that is to `end` what `rank` is to `start`."""
-        moved = [
-            own if there == here else there
-            for there, here, own in zip(
-                self._locate(rank), self._locate(start), self._locate(end), strict=True
-            )
-        ]
-        return self._number(moved)
-
     def list_represented(self, size: int) -> dict[int, list[int]]:
         """For each rank that is run, the ranks that it stands for."""
         represented: dict[int, list[int]] = {rank: [] for rank in self.ranks}
