@@ -127,7 +127,7 @@ def test_gradients_that_are_not_synchronized_are_found() -> None:
 def test_the_sum_of_gradients_of_mean_losses_is_wrong() -> None:
     recording = compare("summed")
     (finding,) = recording.findings
-    assert (finding.rule, finding.subject) == ("parity-scaled", "the loss")
+    assert (finding.rule, finding.subject) == ("parity-scaled", "all gradients")
     assert "reduced over the ranks to their sum" in finding.fact
     assert "The loss of every rank has 2 times the weight that it should" in finding.fact
     assert set(find_wrong(recording)) == {TensorKind.GRADIENT}

@@ -22,6 +22,7 @@ from shardscope.parallel.equivalence import (
     run_all,
     run_task,
 )
+from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.recheck import recheck_fp64
 from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVerdict
 
@@ -369,3 +370,33 @@ def test_two_runs_that_round_zero_to_the_same_number_do_not_make_it_exact():
     single = [1e9 * noise.float(), -1e9 * noise.float(), noise, noise.clone()]
     assert recheck(single, [1e9 * noise.float(), 2.5 * noise]) is Agreement.EQUAL
     assert recheck(single, [1e9 * noise.float(), 1e6 * noise]) is Agreement.DIFFERS
+
+
+def explain_tensors(reference: torch.Tensor, *ranks: torch.Tensor, axes: dict[str, int]):
+    """The cause of a wrong output, given what each rank has of it."""
+    results = [make_result(y=tensor) for tensor in ranks]
+    [case] = make_cases(Runs(make_result(y=reference)), results, tuple(axes.values()))
+    return explain(compare_case(case), axes)
+
+
+def test_a_cause_is_found_of_a_part_of_a_tensor_or_of_the_order_of_shards():
+    torch.manual_seed(0)
+    y, partial = torch.randn(4, 12), torch.randn(4, 4)
+    first, second = y.clone(), y.clone()
+    first[:, 8:], second[:, 8:] = partial, y[:, 8:] - partial
+    cause = explain_tensors(y, first, second, axes={"tp": 2})
+    assert cause.suspect is Suspect.MISSING_REDUCTION
+    assert "along dim 1 elements 8 to 11 of 12 are wrong: there each rank" in cause.describe()
+
+    shards = [part for rows in y.chunk(2) for part in rows.chunk(2, 1)]
+    wrong = [shards[owner] for owner in (0, 0, 3, 3)]
+    cause = explain_tensors(y, *wrong, axes={"dp": 2, "tp": 2})
+    assert cause.suspect is Suspect.WRONG_SLICE
+
+    shifted = torch.cat([torch.zeros(1), y.flatten()[:-1]]).view_as(y)
+    cause = explain_tensors(y, shifted, shifted, axes={"dp": 2})
+    assert cause.describe() == "it has its values 1 elements too late"
+
+    cause = explain_tensors(y[:3], y[[0, 2]], y[[1, 0]], axes={"dp": 2})
+    assert cause.suspect is Suspect.WRONG_SLICE
+    assert cause.describe() == "of 3 samples 1 are on the ranks more than once"

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, pad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from parity_models import Copy
+from parity_models import Copy, Sum
 from shardscope import Recording, parity
 from shardscope.record import TensorKind
 
@@ -245,3 +245,107 @@ def test_gradients_that_are_rounded_before_they_are_reduced_are_a_warning(dtype)
     recording = compare(make_layers(nn.Tanh()), step, **options)
     warnings = [finding for finding in recording.findings if finding.severity == "warning"]
     assert [finding.rule for finding in warnings] == ["parity-rounding"] * (dtype.itemsize == 2)
+
+
+class Term(nn.Module):
+    """A sum of two terms, of which ranks compute the first together."""
+
+    group = None
+    is_early = False  # the second term is added before the first is summed over ranks
+    has_own_scale = False  # the scale follows from the shape of a shard
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(4, 6))
+        self.skip = nn.Linear(6, 6)
+
+    def forward(self, x):
+        size = self.a.shape[1] if self.has_own_scale else 4
+        y = (x if self.group is None else Copy.apply(x, self.group)) @ self.a @ self.b * (8 / size)
+        if self.group is None:
+            return y + self.skip(x)
+        early, late = (self.skip(x), 0) if self.is_early else (0, self.skip(x))
+        return Sum.apply(y + early, self.group) + late
+
+
+class Words(nn.Module):
+    """An embedding, of whose rows a rank looks up its own, or wrongly one of the next rank's."""
+
+    group, num_more = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, indices):
+        start = 0 if self.group is None else len(self.weight) * dist.get_rank(self.group)
+        is_own = (indices >= start) & (indices < start + len(self.weight) + self.num_more)
+        rows = self.weight[(indices - start).clamp(0, len(self.weight) - 1)] * is_own[..., None]
+        return rows if self.group is None else Sum.apply(rows, self.group)
+
+
+@pytest.mark.parametrize(
+    ("module", "mistake", "rule", "fact"),
+    [
+        (Term, {"is_early": True}, "double-reduction", "the output of `1.skip` 2 times"),
+        (Term, {"has_own_scale": True}, "scaled", "its argument other is 4 on the ranks and 2"),
+        (Words, {"num_more": 1}, "double-reduction", "another row of its weight is added"),
+        (Term, {}, "", ""),
+    ],
+)
+def test_a_term_that_an_output_contains_too_often_is_named(module, mistake, rule, fact):
+    def parallelize(model, mesh):
+        layer = model[0 if module is Words else 1]
+        layer.group, rank = mesh.get_group(), mesh.get_local_rank()
+        for name, dim in (("weight", 0),) if module is Words else (("a", 1), ("b", 0)):
+            part = getattr(layer, name).detach().chunk(2, dim)[rank].clone()
+            setattr(layer, name, nn.Parameter(part))
+        for name, value in mistake.items():
+            setattr(layer, name, value)
+
+    torch.manual_seed(1)
+    model = nn.Sequential(Words(), nn.Identity() if module is Words else Term(), nn.Linear(6, 3))
+    options = {"inputs": torch.arange(12) % 6, "batch_axes": (), "parallelize": parallelize}
+    findings = compare(model, train, **options).findings
+    assert [finding.rule for finding in findings] == [f"parity-{rule}"] * bool(rule)
+    assert all(fact in finding.fact for finding in findings), [f.fact for f in findings]
+
+
+def test_positions_of_a_part_of_the_sequence_are_inputs_that_start_anew():
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3]])
+
+    def step(model, batch, optimizer, mesh=None):
+        x = batch
+        if mesh is not None:
+            rows = x.chunk(2, 1)[mesh.get_local_rank()]
+            x = rows - rows[:, :1] * (rows == rows[:, :1] + torch.arange(3)).cummin(1).values
+        train(model, x, optimizer)
+
+    model = nn.Sequential(nn.Embedding(6, 6), nn.Linear(6, 3))
+    [finding] = compare(model, train, step, inputs=positions, batch_axes=()).findings
+    assert (finding.rule, finding.subject) == ("parity-wrong-slice", "the inputs of the model")
+    assert "counts positions from the start of its own part" in finding.fact
+
+
+class Stages(nn.Module):
+    """Layers, of which a pipeline runs some on each rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(index): nn.Linear(6, 6) for index in range(4)})
+        self.order = list(self.layers)
+
+    def forward(self, x):
+        for index in self.order:
+            x = self.layers[index](x).tanh()
+        return x
+
+
+def test_layers_that_run_in_another_order_are_named():
+    def parallelize(model, _):
+        model.order = ["0", "2", "1", "3"]
+
+    options = {"parallelize": parallelize, "batch_axes": ()}
+    [finding] = compare(Stages(), train, **options).findings
+    assert finding.rule == "parity-permuted"
+    assert "`layers.2` takes what `layers.1` should take" in finding.fact

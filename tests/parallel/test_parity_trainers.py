@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from parity_models import MLP, Column, Row, Sum
 from shardscope import parity
 from shardscope.record import TOLERABLE, Severity, TensorKind
 
@@ -245,3 +246,130 @@ def test_a_gradient_that_is_only_noise_may_be_larger_in_half_precision():
     assert bias.error > 1.0
     assert bias.agreement in TOLERABLE
     assert {finding.severity for finding in recording.findings} <= {Severity.INFO}
+
+
+class Following(torch.optim.Optimizer):
+    """Moves a parameter along a direction that depends on all elements of its gradient."""
+
+    def __init__(self, parameters, direction):
+        super().__init__(parameters, {"lr": 0.1})
+        self.direction = direction
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(self.direction(parameter.grad), alpha=0.1)
+
+
+def shard_mlp(model, mesh):
+    model.up = Column(model.up, mesh["tp"], index=mesh.get_local_rank(), copies=True)
+    model.down = Row(model.down, mesh["tp"], reduce=Sum, bias="after")
+
+
+@pytest.mark.parametrize(
+    ("direction", "rule", "fact"),
+    [
+        (lambda g: g / g.norm(), "scaled", "Each rank multiplies the update of its shard by"),
+        (lambda g: g.flatten().cumsum(0).view_as(g), "missing-reduction", "are sharded over tp"),
+    ],
+    ids=["norm", "sum"],
+)
+def test_an_update_that_needs_the_entire_parameter_is_no_factor(direction, rule, fact):
+    def step(model, batch, optimizer):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    torch.manual_seed(0)
+    [finding] = parity(
+        MLP(),
+        {"tp": 2},
+        parallelize=shard_mlp,
+        inputs=X,
+        train_step=step,
+        optimizer=lambda model: Following(model.parameters(), direction),
+    ).findings
+    assert finding.rule == f"parity-{rule}"
+    assert "up.weight" in finding.subject
+    assert fact in finding.fact
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_what_changes_gradients_after_backward_is_named(is_clipped):
+    """Maxima that are added where gradients are clipped, and gradients that are reduced twice."""
+
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        if is_clipped:
+            largest = max(p.grad.abs().max() for p in model.parameters())
+            if mesh is not None:
+                dist.all_reduce(largest)
+            for parameter in model.parameters():
+                parameter.grad *= 1e-3 / largest
+        elif mesh is not None:
+            dist.all_reduce(model.down.bias.grad)
+        optimizer.step()
+
+    torch.manual_seed(0)
+    [finding] = parity(
+        MLP(),
+        {"tp": 2},
+        parallelize=shard_mlp,
+        inputs=X,
+        train_step=step,
+        parallel_train_step=step,
+        optimizer=make_optimizer,
+    ).findings
+    if is_clipped:
+        assert (finding.rule, finding.subject) == ("parity-norm", "gradient clipping")
+        assert "it is the sum of what each rank has as its largest element" in finding.fact
+    else:
+        assert (finding.rule, finding.subject) == ("parity-double-reduction", "down")
+        assert "when the optimizer takes them, down.bias differs. Each is 2 times" in finding.fact
+
+
+def test_a_norm_that_takes_shards_for_copies_names_them():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        counted = list(model.parameters())
+        if mesh is not None and mesh.get_local_rank():
+            counted = [model.up.weight, model.down.weight]  # and not the shard of up.bias
+        square = torch.stack([p.grad.square().sum() for p in counted]).sum()
+        if mesh is not None:
+            dist.all_reduce(square)
+        nn.utils.clip_grads_with_norm_(model.parameters(), 1e-3, square.sqrt())
+        optimizer.step()
+
+    torch.manual_seed(0)
+    [finding] = parity(
+        MLP(),
+        {"tp": 2},
+        parallelize=shard_mlp,
+        inputs=X,
+        train_step=step,
+        parallel_train_step=step,
+        optimizer=make_optimizer,
+    ).findings
+    assert (finding.rule, finding.subject) == ("parity-norm", "the gradient norm")
+    assert "The norm lacks gradients of up.bias: only rank 0 counts its own" in finding.fact
+
+
+def test_a_state_that_is_restored_to_another_parameter_is_named():
+    def step(model, batch, optimizer, mesh=None):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        if mesh is not None and optimizer.state:
+            saved = optimizer.state_dict()
+            state = saved["state"]
+            saved["state"] = state | {0: state[2], 2: state[0]}  # two weights of one shape
+            optimizer.load_state_dict(saved)
+        optimizer.step()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    options = {"train_step": step, "parallel_train_step": step, "optimizer": make_optimizer}
+    [finding] = parity(model, {"dp": 2}, inputs=X, parallelize=lambda *_: None, **options).findings
+    assert finding.rule == "parity-permuted"
+    assert "state exp_avg of 0.weight is that of 1.weight" in finding.fact

@@ -77,6 +77,7 @@ from shardscope.parallel.equivalence.step_result import (
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,
     Order,
+    find_submesh,
     ranks_across,
     ranks_along,
     ranks_by_distance,
@@ -136,6 +137,7 @@ __all__ = [
     "execute",
     "find_common_seeds",
     "find_stages",
+    "find_submesh",
     "gather_result",
     "is_cleared",
     "is_unclear",

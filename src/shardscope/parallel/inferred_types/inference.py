@@ -27,7 +27,7 @@ from shardscope.parallel.inferred_types.candidates import (
     is_zero,
 )
 from shardscope.parallel.inferred_types.samples import Sample
-from shardscope.parallel.parity.locate import make_point_cases, match_calls
+from shardscope.parallel.parity.points import make_point_cases, match_calls
 from shardscope.parallel.parity.probe import ProbePoint, Role
 from shardscope.record import (
     ABSENT,

@@ -120,7 +120,7 @@ def _exchange_samples(training: TrainingComparison | None, plan: ReplayPlan) -> 
     """
     if training is None:
         return False
-    return training.is_right or (len(plan.groups) > 1 and training.has_right_losses)
+    return training.is_right or (len(plan.groups) > 1 and training.has_right_losses())
 
 
 class _Part(NamedTuple):
@@ -224,7 +224,13 @@ def _find_problems(
         is_summed = calls.factor is not None
         return [
             describe_loss(
-                steps, training.single, plan, index=index, is_summed=is_summed, names=wrong
+                steps,
+                training.single,
+                plan,
+                index=index,
+                is_summed=is_summed,
+                has_right_loss=training.has_right_losses(index),
+                names=wrong,
             )
         ]
     return find_problems(result, plan.axes)

@@ -40,12 +40,14 @@ def describe_loss(
     *,
     index: int,
     is_summed: bool,
+    has_right_loss: bool,
     names: Sequence[str],
 ) -> Problem:
     """The problem of gradients that are right for each rank's samples, but not for all together.
 
     `index` is the step that was captured and differs. `is_summed` says that gradients are summed
-    over ranks with other samples, not averaged.
+    over ranks with other samples, not averaged; with `has_right_loss` the mean of the ranks' losses
+    is that of the single process, so that the sum is what is wrong.
     """
     factors = _find_factors(steps, single.output_gradients[index], plan, is_summed=is_summed)
     how = "sum" if is_summed else "mean"
@@ -58,7 +60,7 @@ def describe_loss(
         "Divide the loss by what all ranks have together: all-reduce the number of samples or "
         "valid tokens first, and multiply by the number of ranks if gradients are averaged."
     )
-    clause = ""
+    clause, subject = "", "the loss"
     if factors:
         listed = ", ".join(f"{factor:.4g} on {name_ranks(group)}" for group, factor in factors)
         values = [factor for _, factor in factors]
@@ -70,6 +72,7 @@ def describe_loss(
             )
         elif is_uniform and is_summed:
             clause = f"the loss of every rank has {values[0]:.4g} times the weight that it should"
+            subject = "all gradients" if has_right_loss else subject
             remedy = (
                 "Average the gradients (ReduceOp.AVG, or divide them by the number of ranks), or "
                 "divide the loss of each rank by the number of samples or tokens of all ranks."
@@ -87,7 +90,7 @@ def describe_loss(
     )
     return Problem(
         cause,
-        "the loss",
+        subject,
         f"{fact} {cause.to_sentence()}".strip(),
         remedy,
         phase=Phase.BACKWARD,

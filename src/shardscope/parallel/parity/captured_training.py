@@ -67,10 +67,9 @@ class TrainingComparison:
         """Whether the ranks train as the single process does on the samples of all of them."""
         return self.has_data and self.index is None
 
-    @property
-    def has_right_losses(self) -> bool:
-        """Whether the first losses are those of the single process on the samples of all ranks."""
-        losses = [r for r in self.steps[0] if r.case.kind is TensorKind.LOSS]
+    def has_right_losses(self, index: int = 0) -> bool:
+        """Whether losses of a step are those of the single process on the samples of all ranks."""
+        losses = [r for r in self.steps[index] if r.case.kind is TensorKind.LOSS]
         return self.has_data and bool(losses) and not list_wrong(losses)
 
     @property

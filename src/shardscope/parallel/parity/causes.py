@@ -31,7 +31,10 @@ from shardscope.parallel.parity.scale_causes import (
     find_residual,
 )
 from shardscope.parallel.parity.slice_causes import (
+    explain_number_of_samples,
     find_order,
+    find_shards_of_others,
+    find_shifted_values,
     find_shuffled_values,
     find_slices,
     find_slices_of_each_rank,
@@ -40,6 +43,8 @@ from shardscope.parallel.parity.slice_causes import (
 from shardscope.record import Agreement, Suspect
 
 _MAX_LAYOUTS = 12
+_MAX_INDICES = 512  # along a dim of which some may be right
+_MIN_ELEMENTS = 8  # that are evidence of a cause
 
 
 def explain(
@@ -60,6 +65,8 @@ def explain(
     case = comparison.case
     if comparison.verdict.agreement is Agreement.MISSING:
         return Explanation(Suspect.STALE, comparison.verdict.detail)
+    if comparison.verdict.agreement is Agreement.RESHAPED and case.target is not None:
+        return explain_number_of_samples(comparison) or UNKNOWN
     if case.target is None or not comparison.full:
         return UNKNOWN
     if len(case.ranks) != math.prod(axes.values()):  # some ranks of the mesh do not have it
@@ -84,9 +91,12 @@ def explain(
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
     finders = (
         find_slices_of_each_rank,
+        find_shards_of_others,
         find_ratio_of_each_rank,
         find_ratio_of_each_row,
+        find_shifted_values,
         find_shuffled_values,
+        _explain_part,
     )
     layouts = (first,) if evidence is first else (first, evidence)
     causes = (find(layout) for find in finders for layout in layouts)
@@ -128,6 +138,34 @@ def _explain_without_bias(evidence: Evidence) -> Iterator[Explanation]:
         without = evidence.without(bias)
         for explanation in itertools.chain(find_missing_reductions(without), find_ratio(without)):
             clause = f"apart from the bias {explanation.describe()}"
+            yield replace(explanation, clause=clause, predicate="")
+
+
+def _explain_part(evidence: Evidence) -> Iterator[Explanation]:
+    """A reduction or a factor of some elements along a dim, where the others are right."""
+    if evidence.target.numel() > MAX_ELEMENTS:
+        return
+    for dim, size in enumerate(evidence.target.shape):
+        is_wrong = [
+            not all(
+                evidence.floor.scale_by(4.0).covers(
+                    tensor.narrow(dim, index, 1), evidence.target.narrow(dim, index, 1)
+                )
+                for tensor in evidence.ranks
+            )
+            for index in range(size if size <= _MAX_INDICES else 0)
+        ]
+        if not any(is_wrong):
+            continue
+        start, end = is_wrong.index(True), size - is_wrong[::-1].index(True)
+        if end - start == size or not all(is_wrong[start:end]):
+            continue
+        part = evidence.part(dim, start, end)
+        if part.target.numel() < _MIN_ELEMENTS:
+            continue
+        for explanation in itertools.chain(find_missing_reductions(part), find_ratio(part)):
+            where = f"along dim {dim} elements {start} to {end - 1} of {size} are wrong"
+            clause = f"{where}: there {explanation.describe()}"
             yield replace(explanation, clause=clause, predicate="")
 
 

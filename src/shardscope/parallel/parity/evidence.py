@@ -77,6 +77,14 @@ class Evidence:
         evidence._set_ranks([tensor - value for tensor in self.ranks])
         return evidence
 
+    def part(self, dim: int, start: int, end: int) -> Evidence:
+        """The same evidence for some of the elements along a dim."""
+        evidence = copy.copy(self)
+        evidence.target = self.target.narrow(dim, start, end - start)
+        evidence.inputs, evidence.biases = [], []
+        evidence._set_ranks([tensor.narrow(dim, start, end - start) for tensor in self.ranks])
+        return evidence
+
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
         """Whether two tensors are equal up to noise, which grows with `scale`.
 
@@ -158,6 +166,20 @@ def find_median_ratio(value: torch.Tensor, target: torch.Tensor) -> float | None
 def mask_nonfinite(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with zeros in place of NaN and infinities."""
     return tensor if is_finite(tensor) else torch.where(torch.isfinite(tensor), tensor, 0.0)
+
+
+def pair_stored(result: TensorComparison) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What each rank has of a tensor, with the same part of what it should be."""
+    target = target_in_fp64(result.case)
+    if result.layout is None or result.case.calls:
+        full = [mask_nonfinite(tensor) for tensor in result.full_in_fp64()]
+        regions = result.case.regions
+        if len(regions) != len(full) or any(tensor.shape != target.shape for tensor in full):
+            return [(tensor, target) for tensor in full]
+        parts = [tuple(slice(*bounds) for bounds in region or ()) for region in regions]
+        return [(tensor[part], target[part]) for tensor, part in zip(full, parts, strict=True)]
+    shards = shards_in_fp64(result.case)
+    return list(zip(shards, result.layout.split(target, shards), strict=True))
 
 
 def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:

@@ -70,6 +70,14 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(unique[:_MAX_NAMES]) + more
 
 
+def list_by_rank(values: Sequence[float]) -> str:
+    """The values of the ranks, by rank if they differ."""
+    if len(set(values)) == 1:
+        return f"{values[0]:.6g} on the ranks"
+    listed = [f"{value:.6g} on rank {rank}" for rank, value in enumerate(values[:4])]
+    return ", ".join([*listed, *(["…"] if len(values) > 4 else [])])
+
+
 def describe_location(origin: Origin) -> str:
     """A sentence about where the versions diverge; it states only what was compared."""
     named_module = f"`{origin.named_module}`" if origin.named_module else "the model"
@@ -106,7 +114,12 @@ def describe_location(origin: Origin) -> str:
 
 
 def name_location(origin: Origin) -> str:
-    """The module whose code it is, or what it is called outside the modules."""
+    """The module whose code it is, or what it is called outside the modules.
+
+    Between the stages of a pipeline, where that is the model itself, the module behind it.
+    """
+    if origin.module == "" and origin.is_of_stage:
+        return origin.named_module
     if origin.module is None:
         return "the loss" if origin.kind is OriginKind.LOSS else "the inputs of the model"
     return origin.module or "the model itself"

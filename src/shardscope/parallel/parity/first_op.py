@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import final
+
+import torch
 
 from shardscope.parallel.equivalence import (
     Mesh,
@@ -40,7 +42,9 @@ class WrongOp:
     """An op, the user's line that calls it on the ranks, and its compared inputs and outputs.
 
     `changed` lists arguments whose numbers differ: name, value on the single device, on the
-    ranks. `communicated` is what a collective at `collective_source` makes of its output.
+    ranks. `communicated` is what a collective at `collective_source` makes of its output. `terms`
+    are what this and later ops return on the single device, and `same_shaped` what ops take there
+    of the shape of this op's input.
     """
 
     name: str
@@ -50,6 +54,18 @@ class WrongOp:
     changed: tuple[tuple[str, float, float], ...] = ()
     communicated: tuple[TensorComparison, ...] = ()
     collective_source: Source | None = None
+    terms: tuple[Term, ...] = ()
+    same_shaped: tuple[torch.Tensor, ...] = ()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Term:
+    """What an op returns on the single device, and its arguments whose numbers differ on ranks."""
+
+    name: str
+    tensor: torch.Tensor
+    changed: tuple[tuple[str, float, float], ...] = ()
 
 
 def find_first_wrong_op(
@@ -85,7 +101,12 @@ def find_first_wrong_op(
         inputs, outputs = comparisons[single_op_number]
         changed = _find_changed(runs.reference, ranks[0], single_op_number, rank_op_number)
         op = _make_op(ranks[0], rank_op_number, inputs=inputs, outputs=outputs, changed=changed)
-        return replace(op, communicated=tuple(communicated.get(single_op_number, ())))
+        return replace(
+            op,
+            communicated=tuple(communicated.get(single_op_number, ())),
+            terms=tuple(_list_terms(runs.reference, ranks[0], pairs, single_op_number)),
+            same_shaped=tuple(_list_same_shaped(runs.reference, inputs)),
+        )
     for tag, single_start, single_end, rank_start, rank_end in matcher.get_opcodes():
         if tag == "replace":
             constant = _find_lost_constant(
@@ -104,7 +125,36 @@ def find_first_wrong_op(
                 single_op_number, ([], [])
             )
             return _make_op(ranks[0], rank_op_number, outputs=outputs)
+    for rank_op_number, single_op_number in pairs.items():
+        changed = _find_changed(runs.reference, ranks[0], single_op_number, rank_op_number)
+        if any("scale" in name for name, _, _ in changed):
+            return _make_op(ranks[0], rank_op_number, changed=changed)
     return None
+
+
+def _list_terms(
+    single: StepResult, rank: StepResult, pairs: Mapping[int, int], first: int
+) -> Iterator[Term]:
+    """What the ops from `first` on return on the single device, in order."""
+    numbers = {single_number: rank_number for rank_number, single_number in pairs.items()}
+    for name, tensor in single.snapshots.items():
+        point = ProbePoint.decode(name)
+        if point.role is not Role.OUTPUT or point.call < first or point.path:
+            continue
+        own = numbers.get(point.call)
+        changed = () if own is None else tuple(_find_changed(single, rank, point.call, own))
+        yield Term(point.module, tensor, changed)
+
+
+def _list_same_shaped(
+    single: StepResult, inputs: Sequence[TensorComparison]
+) -> Iterator[torch.Tensor]:
+    """The floating-point tensors that ops take which have the shape of the first of `inputs`."""
+    known = [result.case.reference for result in inputs[:1]]
+    for name, tensor in single.snapshots.items():
+        is_input = ProbePoint.decode(name).role is Role.INPUT and tensor.is_floating_point()
+        if known and known[0] is not None and is_input and tensor.shape == known[0].shape:
+            yield tensor
 
 
 def _make_op(
@@ -265,7 +315,8 @@ def _is_comparable(inputs: Sequence[TensorComparison], outputs: Sequence[TensorC
     """Whether an op is the same in both versions, and its result can be wrong.
 
     Ops on tensors of unrelated shapes are not the same. Integers computed from a shard, such as
-    those of nonzero or argsort, are relative to the shard.
+    those of nonzero or argsort, are relative to the shard, and so are those that are counted from
+    no tensor at all, as arange does.
     """
     has_comparable_inputs = all(
         argument.verdict.agreement is not Agreement.RESHAPED for argument in inputs
@@ -274,7 +325,8 @@ def _is_comparable(inputs: Sequence[TensorComparison], outputs: Sequence[TensorC
     is_counted = all(
         output.case.reference is not None and output.case.floor is None for output in outputs
     )
-    return has_comparable_inputs and not (has_shards and is_counted)
+    is_relative = is_counted and (has_shards or not inputs)
+    return has_comparable_inputs and not is_relative
 
 
 def _renumber(step_result: StepResult, pairs: Mapping[int, int] | None = None) -> StepResult:

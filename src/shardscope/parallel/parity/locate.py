@@ -5,24 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import final
 
 import torch
 
 from shardscope.parallel.equivalence import (
-    Case,
-    Layout,
     Mesh,
     Runs,
     StepResult,
     TensorComparison,
-    compare_case,
-    drop_extra_calls,
-    find_stages,
-    make_cases,
-    ranks_by_distance,
 )
+from shardscope.parallel.parity.points import are_calls_aligned, compare_points, match_calls
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
 from shardscope.parallel.parity.result import Origin, OriginKind, is_within
 from shardscope.parallel.parity.scale_causes import find_factor
@@ -35,6 +28,7 @@ _WRONG = (
     Agreement.NONFINITE,
     Agreement.MISSING,  # of gradients
 )
+_MAX_EXCHANGED = 16  # modules whose inputs are looked for at other modules
 
 
 def find_origins(
@@ -51,7 +45,14 @@ def find_origins(
     """
     wrong = [result for result in gradients if result.verdict.agreement not in TOLERABLE]
     is_mostly_right = 2 * len(wrong) < len(gradients)
-    probed = _ProbeComparisons(runs, ranks, mesh, probe, has_own_scale=is_mostly_right)
+    wrong_modules = {
+        result.case.name.rpartition(".")[0]
+        for result in wrong
+        if result.case.kind is TensorKind.GRADIENT
+    }
+    probed = _ProbeComparisons(
+        runs, ranks, mesh, probe, has_own_scale=is_mostly_right, wrong_modules=wrong_modules
+    )
     if not probed.is_fine("", Phase.FORWARD):
         forward = next(_find_forward(probed), None)
         if forward is not None:
@@ -98,9 +99,14 @@ class _ProbeComparisons:
         probe: ModuleProbe,
         *,
         has_own_scale: bool = False,
+        wrong_modules: Collection[str] = (),
     ) -> None:
-        """With `has_own_scale`, backward may run with any loss scale, undone afterwards."""
+        """With `has_own_scale`, backward may run with any loss scale, undone afterwards.
+
+        `wrong_modules` have a parameter of their own whose gradient differs.
+        """
         self._has_own_scale = has_own_scale
+        self._wrong_modules = wrong_modules
         self.callers = probe.callers
         self.first_points = probe.first_points
         self.origins = probe.origins
@@ -110,8 +116,9 @@ class _ProbeComparisons:
                 self.consumers.setdefault(origin, []).append(point)
         frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
         self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
+        self._modules = [{ProbePoint.decode(n).module for n in r.snapshots} for r in ranks]
         ranks = [match_calls(rank, runs.reference) for rank in ranks]
-        self._are_calls_aligned = not mesh.batch_axes or _are_calls_aligned(runs, ranks, mesh)
+        self._are_calls_aligned = not mesh.batch_axes or are_calls_aligned(runs, ranks, mesh)
         self.comparisons = self._compare(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.comparisons |= self._compare_gradients(runs, ranks, mesh)
         self._reference = runs.reference.snapshots
@@ -154,7 +161,7 @@ class _ProbeComparisons:
             if point.phase is phase:
                 calls.setdefault(point._replace(call=0), []).append(point)
         results: dict[ProbePoint, TensorComparison] = {}
-        for point, comparison in _compare_points(
+        for point, comparison in compare_points(
             runs, ranks, mesh, factor, set(calls), is_merged=True
         ):
             is_shared = (
@@ -172,7 +179,7 @@ class _ProbeComparisons:
             and results[first].verdict.agreement not in TOLERABLE
             and self._are_calls_aligned
         }
-        results |= dict(_compare_points(runs, ranks, mesh, factor, several, is_merged=False))
+        results |= dict(compare_points(runs, ranks, mesh, factor, several, is_merged=False))
         return {
             point: results[point]
             for points in calls.values()
@@ -190,16 +197,23 @@ class _ProbeComparisons:
             is_wrong = point.phase is phase and comparison.verdict.agreement in _WRONG
             if phase is Phase.BACKWARD:
                 is_wrong &= self._is_right_in_forward(point)
-            if is_wrong and not self._is_corrected_later(point):
+            if is_wrong and not self.is_corrected_later(point):
                 yield point, comparison
 
     def _is_right_in_forward(self, point: ProbePoint) -> bool:
         forward = self.comparisons.get(point._replace(phase=Phase.FORWARD))
         return forward is None or forward.verdict.agreement not in _WRONG
 
-    def _is_corrected_later(
+    def is_corrected_later(
         self, point: ProbePoint, known: frozenset[ProbePoint] = frozenset()
     ) -> bool:
+        """Whether what is computed from a tensor that differs agrees again.
+
+        In backward, that includes the gradients of the parameters of the module that returned it.
+        """
+        is_output = point.phase is Phase.BACKWARD and point.role is Role.OUTPUT
+        if is_output and point.module in self._wrong_modules:
+            return False
         forward = point._replace(phase=Phase.FORWARD)
         first = self.first_points[forward]
         known |= {first}
@@ -219,12 +233,16 @@ class _ProbeComparisons:
         if neighbour_points:
             return all(
                 self.comparisons[neighbour_point].verdict.agreement in TOLERABLE
-                or self._is_corrected_later(neighbour_point, known)
+                or self.is_corrected_later(neighbour_point, known)
                 for neighbour_point in neighbour_points
             )
         return is_forward and any(
             self.is_fine(caller, point.phase) for caller in self._callers_of(point)
         )
+
+    def is_on_all_ranks(self, module: str) -> bool:
+        """Whether every rank calls the module."""
+        return all(module in modules for modules in self._modules)
 
     def is_frozen(self, module: str) -> bool:
         """Whether the module has a parameter of its own that no rank trains."""
@@ -264,6 +282,43 @@ class _ProbeComparisons:
             for name, tensor in self._reference.items()
             if ProbePoint.decode(name)[:4] == (Phase.FORWARD, Role.INPUT, point.module, point.call)
         )
+
+    def terms_of(self, point: ProbePoint) -> dict[str, torch.Tensor]:
+        """What modules return that the module calls in that call, on the single device."""
+        terms: dict[str, torch.Tensor] = {}
+        for name, tensor in self._reference.items():
+            inner = ProbePoint.decode(name)
+            is_output = inner.phase is Phase.FORWARD and inner.role is Role.OUTPUT
+            if is_output and self.callers.get(inner.module) == point.module:
+                terms.setdefault(inner.module, tensor)
+        return terms
+
+    def find_exchanged(self) -> tuple[str, str] | None:
+        """A module that takes on the ranks what another one takes on the single device."""
+        inputs = {
+            point: comparison
+            for point, comparison in self.comparisons.items()
+            if point.phase is Phase.FORWARD and point.role is Role.INPUT and point.module
+        }
+        wrong = (
+            (point, comparison)
+            for point, comparison in inputs.items()
+            if comparison.verdict.agreement in _WRONG and comparison.full
+        )
+        for point, comparison in itertools.islice(wrong, _MAX_EXCHANGED):
+            for wanted, candidate in inputs.items():
+                target, floor = candidate.case.target, candidate.case.floor
+                if (
+                    wanted.module != point.module
+                    and target is not None
+                    and floor is not None
+                    and all(
+                        full.shape == target.shape and floor.scale_by(4.0).covers(full, target)
+                        for full in comparison.full
+                    )
+                ):
+                    return point.module, wanted.module
+        return None
 
     def compared_inputs_of(self, point: ProbePoint) -> dict[str, TensorComparison]:
         """The comparisons of the module's inputs in that call, by their paths."""
@@ -315,152 +370,6 @@ class _ProbeComparisons:
         return [module for module in modules if module not in outer]
 
 
-def _are_calls_aligned(runs: Runs, ranks: Sequence[StepResult], mesh: Mesh) -> bool:
-    """Whether ranks divide the samples of each call, and not those of the step, into micro-batches.
-
-    Judged by the first module whose outputs agree over all calls; true if there is none.
-    """
-    calls: dict[ProbePoint, list[ProbePoint]] = {}
-    for point in map(ProbePoint.decode, runs.reference.snapshots):
-        if point.phase is Phase.FORWARD and point.role is Role.OUTPUT:
-            calls.setdefault(point._replace(call=0), []).append(point)
-    several = {first for first, points in calls.items() if len(points) > 1}
-    for first, merged in _compare_points(runs, ranks, mesh, 1.0, several, is_merged=True):
-        if merged.verdict.agreement in TOLERABLE:
-            each = _compare_points(runs, ranks, mesh, 1.0, set(calls[first]), is_merged=False)
-            return all(comparison.verdict.agreement in TOLERABLE for _, comparison in each)
-    return True
-
-
-def match_calls(
-    rank: StepResult, reference: StepResult, num_shards: Collection[int] = (1,)
-) -> StepResult:
-    """A rank's result with the single device's call numbers, without extra calls.
-
-    `num_shards` are the numbers of shards of which a rank may have the samples of one.
-    """
-    calls: dict[ProbePoint, list[ProbePoint]] = {}
-    own_calls: dict[ProbePoint, list[ProbePoint]] = {}
-    for snapshots, table in ((reference.snapshots, calls), (rank.snapshots, own_calls)):
-        for point in map(ProbePoint.decode, snapshots):
-            table.setdefault(point._replace(call=0), []).append(point)
-    matched: dict[str, torch.Tensor] = {}
-    for key, points in own_calls.items():
-        tensors = [rank.snapshots[point.encode()] for point in points]
-        wanted = [reference.snapshots[point.encode()] for point in calls.get(key, ())]
-        chosen = drop_extra_calls(tensors, wanted, num_shards=num_shards)
-        names = calls[key] if len(chosen) == len(wanted) else points[-len(chosen) :]
-        matched |= {point.encode(): tensor for point, tensor in zip(names, chosen, strict=True)}
-    return replace(rank, snapshots=matched)
-
-
-def find_output_layout(
-    runs: Runs, ranks: Sequence[StepResult], mesh: Mesh, module: str
-) -> Layout | None:
-    """How the ranks shard what a module returns in its first call.
-
-    None if it is not a single tensor, or no layout of the shards makes up the single device's.
-    """
-    point = ProbePoint(Phase.FORWARD, Role.OUTPUT, module, 0, "")
-    for _, comparison in _compare_points(runs, ranks, mesh, 1.0, {point}, is_merged=False):
-        if comparison.verdict.agreement in TOLERABLE:
-            return comparison.layout
-    return None
-
-
-def _compare_points(
-    runs: Runs,
-    ranks: Sequence[StepResult],
-    mesh: Mesh,
-    factor: float,
-    wanted: set[ProbePoint],
-    *,
-    is_merged: bool,
-) -> Iterator[tuple[ProbePoint, TensorComparison]]:
-    """The comparison at each wanted point; with `is_merged`, all calls together as call 0."""
-    modules = [{ProbePoint.decode(name).module for name in rank.snapshots} for rank in ranks]
-    stages = find_stages(runs.reference.parameters, ranks)
-    for point, case in make_point_cases(runs, ranks, mesh, factor, wanted, is_merged=is_merged):
-        # Each rank may have its own value of a scalar such as a loss; it is not compared.
-        if case.reference is None or case.reference.ndim == 0:
-            continue
-        case = _fill_absent(case, [point.module not in rank_modules for rank_modules in modules])
-        is_missing = point.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
-        forward = point._replace(phase=Phase.FORWARD).encode()
-        if None not in case.ranks or (
-            is_missing and all(forward in rank.snapshots for rank in ranks)
-        ):
-            yield point, _compare_stages(case, stages)
-
-
-def make_point_cases(
-    runs: Runs,
-    ranks: Sequence[StepResult],
-    mesh: Mesh,
-    factor: float,
-    wanted: Collection[ProbePoint],
-    *,
-    is_merged: bool,
-) -> Iterator[tuple[ProbePoint, Case]]:
-    """The tensors of the single device and of all ranks at each wanted point.
-
-    Those of the ranks are divided by the factor; with `is_merged`, all calls are call 0.
-    """
-
-    def choose(step_result: StepResult, divisor: float = 1.0) -> StepResult:
-        outputs = []
-        for name, tensor in step_result.snapshots.items():
-            point = ProbePoint.decode(name)
-            point = point._replace(call=0) if is_merged else point
-            if point in wanted:
-                outputs.append((point.encode(), tensor if divisor == 1.0 else tensor / divisor))
-        return StepResult(outputs, {}, {})
-
-    singles = Runs(
-        choose(runs.reference),
-        None if runs.fp64 is None else choose(runs.fp64),
-        tuple(
-            (choose(rounded), None if fp64 is None else choose(fp64))
-            for rounded, fp64 in runs.perturbed_runs
-        ),
-        runs.precision,
-    )
-    chosen = [choose(rank, factor) for rank in ranks]
-    for case in make_cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
-        yield ProbePoint.decode(case.name), case
-
-
-def _compare_stages(case: Case, stages: Sequence[Sequence[int]]) -> TensorComparison:
-    """Compare a case on all ranks, or, where that differs, on one pipeline stage."""
-    comparison = compare_case(case)
-    if comparison.verdict.agreement in TOLERABLE or len(stages) < 2 or None in case.ranks:
-        return comparison
-    by_stage = (compare_case(case.choose_ranks(stage)) for stage in stages)
-    return next(
-        (
-            stage_comparison
-            for stage_comparison in by_stage
-            if stage_comparison.verdict.agreement in TOLERABLE
-        ),
-        comparison,
-    )
-
-
-def _fill_absent(case: Case, is_absent: Sequence[bool]) -> Case:
-    """Give ranks that do not run a module, such as other ranks' experts, a neighbour's tensor."""
-    if not any(is_absent) or all(is_absent):
-        return case
-    suggestions = [
-        next(
-            neighbour
-            for neighbour in ranks_by_distance(case.sizes, rank)
-            if not is_absent[neighbour]
-        )
-        for rank in range(len(case.ranks))
-    ]
-    return replace(case, ranks=tuple(case.ranks[neighbour] for neighbour in suggestions), calls=())
-
-
 def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
     for point, comparison in probed.wrong(Phase.FORWARD):
         if point.role is Role.INPUT:
@@ -471,7 +380,16 @@ def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
                 if origin in probed.comparisons
             ]
             is_first = bool(agreements) and all(agreement in TOLERABLE for agreement in agreements)
-            yield Origin(OriginKind.INPUT, caller, comparison, point.module, point.path, is_first)
+            yield Origin(
+                OriginKind.INPUT,
+                caller,
+                comparison,
+                point.module,
+                point.path,
+                is_first,
+                is_of_stage=not probed.is_on_all_ranks(point.module),
+                exchanged=probed.find_exchanged() if is_first else None,
+            )
         else:
             is_first = probed.is_fine(point.module, Phase.FORWARD, Role.INPUT) is True
             yield Origin(
@@ -484,13 +402,15 @@ def _find_forward(probed: _ProbeComparisons) -> Iterator[Origin]:
                 probed.inputs_of(point),
                 probed.compared_inputs_of(point),
                 probed.find_outer(point),
+                terms=probed.terms_of(point),
             )
 
 
 def _find_loss(probed: _ProbeComparisons) -> Iterator[Origin]:
     for point, comparison in probed.comparisons.items():
         is_gradient = point.phase is Phase.BACKWARD and point.role is Role.OUTPUT
-        if is_gradient and not point.module and comparison.verdict.agreement in _WRONG:
+        is_wrong = comparison.verdict.agreement in _WRONG
+        if is_gradient and not point.module and is_wrong and not probed.is_corrected_later(point):
             yield Origin(OriginKind.LOSS, None, comparison, "", point.path)
 
 

@@ -17,6 +17,8 @@ from shardscope.parallel.equivalence import (
     Runs,
     StepResult,
     Variant,
+    find_stages,
+    find_submesh,
     ranks_across,
     run_all,
     run_fp64,
@@ -32,8 +34,9 @@ from shardscope.parallel.parity.backward_probe import (
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.collectives import take_collectives
 from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
-from shardscope.parallel.parity.locate import find_origins, find_output_layout
+from shardscope.parallel.parity.locate import find_origins
 from shardscope.parallel.parity.moments import list_wrong
+from shardscope.parallel.parity.points import find_output_layout
 from shardscope.parallel.parity.probe import (
     OUTSIDE,
     ModuleProbe,
@@ -225,7 +228,13 @@ class Locator:
         # Calls on different parts of the batch cannot be compared op by op.
         if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
             return None
-        op = find_first_wrong_op(*recorded, self._mesh, probes[0].consumers)
+        runs, ranks = recorded
+        present = [rank for rank, result in enumerate(ranks) if result.snapshots]
+        mesh = self._mesh
+        if len(find_stages(runs.reference.parameters, ranks)) > 1 and present:
+            ranks = [ranks[rank] for rank in present]
+            mesh = mesh._replace(sizes=find_submesh(mesh.sizes, present))
+        op = find_first_wrong_op(runs, ranks, mesh, probes[0].consumers)
         # Outside the modules, an op with wrong inputs shows only that something before it differs.
         has_wrong_inputs = op is not None and any(
             taken.verdict.agreement not in TOLERABLE for taken in op.inputs
@@ -234,6 +243,8 @@ class Locator:
         is_other = op is not None and not op.inputs and not op.outputs
         if op is None or (module == OUTSIDE and (has_wrong_inputs or is_other)):
             return None
+        if all(origin.kind is not OriginKind.OUTPUT for origin in origins):
+            op = replace(op, terms=())  # only an output is explained by them
         return self._blame_collective(op)
 
     def _blame_collective(self, op: WrongOp) -> WrongOp:

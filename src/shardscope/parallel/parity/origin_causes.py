@@ -21,7 +21,9 @@ from shardscope.parallel.parity.reduction_causes import (
     explain_wrong_group,
 )
 from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
+from shardscope.parallel.parity.scale_causes import explain_terms
 from shardscope.parallel.parity.slice_causes import (
+    explain_added_rows,
     explain_fused,
     explain_gathered,
     explain_repeated_samples,
@@ -135,6 +137,9 @@ class OriginExplainer:
             self.explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
             self._explain_inputs(origin),
             self._explain_gathered(origin),
+            self._explain_rows(origin),
+            explain_terms(origin, op, self._axes) or UNKNOWN,
+            _explain_exchanged(origin),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is OriginKind.LOSS else UNKNOWN,
             explain_inputs(origin.comparison, self._result) if is_of_model else UNKNOWN,
@@ -159,6 +164,14 @@ class OriginExplainer:
                 clause = f"its input {path} {cause.predicate}"
                 return dataclasses.replace(cause, clause=clause, predicate="")
         return UNKNOWN
+
+    def _explain_rows(self, origin: Origin) -> Explanation:
+        """The cause of a wrong output of an embedding: rows of its weight that are added."""
+        if origin.kind is not OriginKind.OUTPUT:
+            return UNKNOWN
+        parameters = self._result.reference.parameters.items()
+        own = [tensor for name, tensor in parameters if name.rpartition(".")[0] == origin.module]
+        return explain_added_rows(origin.comparison, own) or UNKNOWN
 
     def _explain_own_shard(self, origin: Origin) -> Explanation:
         """The cause of a gradient that comes only from each rank's own shard of the output."""
@@ -233,7 +246,7 @@ class OriginExplainer:
             if cause.suspect is not Suspect.UNKNOWN:
                 clause = f"its input differs already: {cause.describe()}"
                 return dataclasses.replace(cause, clause=clause, predicate="")
-        fused = explain_fused(op.inputs, self._axes)
+        fused = explain_fused(op.inputs, self._axes, op.same_shaped)
         if fused is not None:
             return fused
         if op.outputs and op.outputs[0].full:
@@ -295,6 +308,19 @@ class OriginExplainer:
             return Explanation(Suspect.PERMUTED, clause, axes)
         clause = f"the loss is computed from each rank's own shard of the output only ({where})"
         return Explanation(Suspect.MISSING_REDUCTION, clause, axes)
+
+
+def _explain_exchanged(origin: Origin) -> Explanation:
+    """The cause of modules that run in another order on the ranks."""
+    if origin.exchanged is None:
+        return UNKNOWN
+    module, wanted = origin.exchanged
+    return Explanation(
+        Suspect.PERMUTED,
+        f"on the ranks `{module}` takes what `{wanted}` should take: modules run in another order",
+        remedy="Give each rank, and each stage of a pipeline, the layers that the schedule runs "
+        "there: stage s of n ranks is on rank s % n if stages are interleaved.",
+    )
 
 
 def _format_argument(value: float) -> str:

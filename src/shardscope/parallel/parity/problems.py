@@ -25,6 +25,7 @@ from shardscope.parallel.parity.explanation import (
 )
 from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.parallel.parity.input_causes import is_passed
+from shardscope.parallel.parity.locations import find_common_module, list_modules
 from shardscope.parallel.parity.origin_causes import OriginExplainer
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.result import (
@@ -50,8 +51,6 @@ from shardscope.record import (
     Suspect,
     TensorKind,
 )
-from shardscope.record.layer_names import fold_layers
-from shardscope.record.patterns import matches_name
 
 SELF_EXPLANATORY = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 """Verdicts whose detail is enough where no cause is known."""
@@ -60,7 +59,6 @@ _REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
 _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
 MAX_TRIED = 3
 """Gradients of one problem for which the collective that computed them is looked for."""
-_MAX_NAMED = 3  # modules that are listed without folding layers into a pattern
 
 
 def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[Problem]:
@@ -373,11 +371,8 @@ class _Problems:
         names = [origin.comparison.case.name for origin in origins]
         cause = self._find_lost_hook(cause, names)
         modules = list(dict.fromkeys(origin.module or "" for origin in origins))
-        module = _find_common_module(modules)
-        if module is None or self._is_partly_wrong(module, names):
-            location = self._list_modules(modules)
-        else:
-            location = module
+        module = find_common_module(modules)
+        location = self._name_modules(modules, names)
         if len(names) > 1:
             clause = f"the gradients of {list_names(names)} differ"
             agree = "those of their modules' outputs agree"
@@ -410,23 +405,19 @@ class _Problems:
         lines = (self._result.find_collective(result) for result in gradients[:MAX_TRIED])
         return next((line for line in lines if line is not None), self._source_outside)
 
+    def _name_modules(self, modules: Sequence[str], names: Sequence[str]) -> str:
+        """The module that contains those of these wrong gradients, or a list of the modules."""
+        common = find_common_module(modules)
+        if common is None or self._is_partly_wrong(common, names):
+            return list_modules(modules, self._result.reference.parameters)
+        return common
+
     def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
         """Whether a module is a container without code and also holds parameters that are right."""
         if self._result.types.get(module) not in ("ModuleDict", "ModuleList"):
             return False
         inner = {n for n in self._result.reference.gradients if is_within(n, module)}
         return not inner <= set(names)
-
-    def _list_modules(self, modules: Sequence[str]) -> str:
-        """The names as text; modules that differ in all layers are shown as one pattern."""
-        owners = {name.rpartition(".")[0] for name in self._result.reference.parameters}
-        locations: dict[str, None] = {}
-        for module in modules:
-            pattern = fold_layers(module)
-            matching = {owner for owner in owners if matches_name(pattern, owner)}
-            is_folded = len(modules) > _MAX_NAMED and matching <= set(modules)
-            locations.setdefault(pattern if is_folded else module)
-        return ", ".join(locations)
 
     def _describe(self, origin: Origin) -> Problem:
         is_first = bool(self._result.origins) and origin is self._result.origins[0]
@@ -519,10 +510,11 @@ class _Problems:
             detail = make_sentence(verdict.detail) if is_plain else cause.to_sentence()
             agreement = verdict.agreement.replace("_", " ")
             is_gradient = verdict.kind is TensorKind.GRADIENT and len(names) > 1
-            modules = [name.rpartition(".")[0] for name in names] if is_gradient else [""]
+            owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+            is_inside = is_gradient and find_common_module(owners)
             yield Problem(
                 cause,
-                _find_common_module(modules) or names[0],
+                self._name_modules(owners, names) if is_inside else names[0],
                 f"{what}{list_names(names)}: {agreement}. {detail}".strip(),
                 suggest_remedy(cause, OriginKind.LOSS),
                 names=tuple(result.case.name for result in group),
@@ -540,13 +532,3 @@ def _is_evaluation(result: TensorComparison) -> bool:
 
 def _is_gradient_of(result: TensorComparison, names: Sequence[str]) -> bool:
     return result.case.kind is TensorKind.GRADIENT and result.case.name in names
-
-
-def _find_common_module(modules: Sequence[str]) -> str | None:
-    """The innermost module that contains all of these; None if that is the model itself."""
-    common = modules[0].split(".")
-    for module in modules[1:]:
-        parts = module.split(".")
-        while parts[: len(common)] != common:
-            common.pop()
-    return ".".join(common) or (modules[0] if len(modules) == 1 else None)

@@ -56,6 +56,9 @@ class Origin:
     outer: Origin | None = None  # the output of its caller, if that differs too
     own_shard: Layout | None = None  # shard of the module's output that the gradient is limited to
     attached_factor: float | None = None  # of the gradient of a loss that starts in the module
+    terms: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what modules inside return
+    is_of_stage: bool = False  # some ranks do not run the named module: it is of a pipeline stage
+    exchanged: tuple[str, str] | None = None  # a module, and whose input it takes on the ranks
 
     @property
     def phase(self) -> Phase:

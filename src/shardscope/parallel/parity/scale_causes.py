@@ -8,19 +8,21 @@ from dataclasses import replace
 
 import torch
 
-from shardscope.numerics import find_rms, measure, to_fp64_on_cpu
+from shardscope.numerics import NoiseFloor, find_rms, measure, to_fp64_on_cpu
 from shardscope.parallel.equivalence import UPDATED, StepResult, TensorComparison
 from shardscope.parallel.parity.evidence import (
     Evidence,
     find_median_ratio,
     list_sizes,
     mask_nonfinite,
+    pair_stored,
     sharding_axes,
-    shards_in_fp64,
     target_in_fp64,
 )
 from shardscope.parallel.parity.explanation import MAX_LISTED, Explanation
-from shardscope.parallel.parity.result import ParityResult
+from shardscope.parallel.parity.first_op import Term, WrongOp
+from shardscope.parallel.parity.norm_causes import explain_largest
+from shardscope.parallel.parity.result import Origin, OriginKind, ParityResult
 from shardscope.record import TOLERABLE, Suspect
 
 _MAX_REST = 1e-4  # of gradients that a sum over micro-batches may leave unexplained
@@ -226,6 +228,74 @@ def find_residual(evidence: Evidence) -> Iterator[Explanation]:
         )
 
 
+def explain_terms(
+    origin: Origin, op: WrongOp | None, axes: Mapping[str, int]
+) -> Explanation | None:
+    """Recognize an output that contains too much, or too little, of one of its terms.
+
+    Such as what a module inside returns, or an op. A number that the op takes on the ranks, such as
+    a scale, tells whether the term is multiplied by it, or added several times.
+    """
+    full, case = origin.comparison.full_in_fp64(), origin.comparison.case
+    if origin.kind is not OriginKind.OUTPUT or not full or case.target is None:
+        return None
+    terms = [Term(f"the output of `{name}`", tensor) for name, tensor in origin.terms.items()]
+    of_ops = () if op is None else op.terms
+    terms += [replace(term, name=f"what {term.name} returns") for term in reversed(of_ops)]
+    known = [
+        (term, factor)
+        for term in terms
+        if (factor := _find_term_factor(term.tensor, full, target_in_fp64(case), case.floor))
+    ]
+    # Of ops that multiply each other's results, the one that takes another number is to blame.
+    causes = [_describe_term(term, 1.0 + factor, axes) for term, factor in known]
+    changed = (cause for (term, _), cause in zip(known, causes, strict=True) if term.changed)
+    return next((cause for cause in changed if cause.remedy), next(iter(causes), None))
+
+
+def _find_term_factor(
+    tensor: torch.Tensor,
+    full: Sequence[torch.Tensor],
+    target: torch.Tensor,
+    floor: NoiseFloor | None,
+) -> float:
+    """How many times a term is added too often, if that explains every rank's output; else 0."""
+    part = to_fp64_on_cpu(tensor)
+    size = float(part.square().sum())
+    if floor is None or part.shape != target.shape or not size or floor.covers(part, target):
+        return 0.0
+    times = float((part * (full[0] - target)).sum()) / size
+    limit = floor.scale_by(4.0 * max(1.0, abs(times)))
+    is_explained = all(limit.covers(value - times * part, target) for value in full)
+    return times if is_explained and abs(times) >= _MIN_SPREAD else 0.0
+
+
+def _describe_term(term: Term, factor: float, axes: Mapping[str, int]) -> Explanation:
+    """The explanation of an output that contains a term `factor` times."""
+    clause = f"it contains {term.name} {factor:.4g} times, and should contain it once"
+    for argument, single, rank in term.changed:
+        if single and math.isclose(rank / single, factor, rel_tol=1e-3):
+            clause += f": its argument {argument} is {rank:.6g} on the ranks and {single:.6g} on "
+            clause += "the single device"
+            remedy = "Use the same value on the ranks; if it follows from a size, take that of the "
+            remedy += "full model, not that of a shard."
+            return Explanation(Suspect.SCALED, clause, ratio=factor, remedy=remedy)
+    over = [
+        " and ".join(names) for names, size in list_sizes(axes) if _is_near_number(factor, size)
+    ]
+    if over:
+        clause += f"; {factor:.0f} is the size of {over[0]}, as if each rank added it before a sum"
+        remedy = f"Add it after the sum over {over[0]}, or on one of its ranks only."
+        return Explanation(
+            Suspect.DOUBLE_REDUCTION, clause, (over[0],), "sum", factor, remedy=remedy
+        )
+    if abs(factor) < _MIN_SPREAD:
+        return Explanation(
+            Suspect.STALE, f"it lacks {term.name}", remedy="Add it on the ranks, too."
+        )
+    return Explanation(Suspect.SCALED, clause, ratio=factor)
+
+
 def find_factor(comparison: TensorComparison) -> float | None:
     """The factor of a gradient on all ranks, if it is another than 1."""
     if comparison.verdict.agreement in TOLERABLE or not comparison.full:
@@ -268,7 +338,7 @@ def explain_clipping_by_hand(
         return None
     factors: list[float] = []
     for result in known:
-        pairs = _pair_stored(result)
+        pairs = pair_stored(result)
         ratios = [find_median_ratio(value, target) or 0.0 for value, target in pairs]
         factors = factors or ratios
         if len(ratios) != len(factors) or not all(
@@ -279,23 +349,18 @@ def explain_clipping_by_hand(
             return None
     values = list(dict.fromkeys(f"{factor * single:.4g}" for factor in factors))
     listed = ", ".join(values[:MAX_LISTED]) + (", …" if len(values) > MAX_LISTED else "")
+    how = f"after backward the program multiplies every gradient by {listed} on the ranks, and by "
+    how += f"{single:.4g} on the single device"
+    norm = explain_largest([1 / factor for factor in factors if factor], parity_result)
+    if norm is not None:
+        return replace(norm, clause=f"{how}: the norm is wrong, as {norm.clause}", ratio=factors[0])
     return Explanation(
         Suspect.CLIPPING,
-        f"after backward the program multiplies every gradient by {listed} on the ranks, and by "
-        f"{single:.4g} on the single device",
+        how,
         ratio=factors[0],
         remedy="Compute the norm that gradients are clipped with over all ranks: sum the squares "
         "of shards over the axes that shard them, count copies once, and take the root last.",
     )
-
-
-def _pair_stored(result: TensorComparison) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What each rank has of a tensor, with the same part of what it should be."""
-    target = target_in_fp64(result.case)
-    if result.layout is None or result.case.calls:
-        return [(mask_nonfinite(full), target) for full in result.full_in_fp64()]
-    shards = shards_in_fp64(result.case)
-    return list(zip(shards, result.layout.split(target, shards), strict=True))
 
 
 def explain_leftovers(

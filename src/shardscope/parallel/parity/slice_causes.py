@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from shardscope.numerics import NoiseFloor, find_rms
+from shardscope.numerics import NoiseFloor, find_rms, to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     Layout,
     Order,
@@ -19,6 +19,7 @@ from shardscope.parallel.equivalence import (
 from shardscope.parallel.parity.evidence import (
     MAX_ELEMENTS,
     Evidence,
+    sharding_axes,
     shards_in_fp64,
     target_in_fp64,
 )
@@ -27,6 +28,7 @@ from shardscope.record import TOLERABLE, Agreement, Suspect
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
+_MAX_SHIFT, _MIN_SHIFTED = 16, 32  # elements of a flattened tensor
 _MAX_SAMPLES = 4096  # that are compared with each other
 
 
@@ -59,6 +61,39 @@ def find_slices(evidence: Evidence) -> Iterator[Explanation]:
 
 def explain_repeated_samples(comparison: TensorComparison) -> Explanation | None:
     """Recognize inputs of which several ranks have the same samples, while others are on none."""
+    counts = _count_samples(comparison)
+    if counts is None:
+        return None
+    num_missing = int((counts == 0).sum())
+    num_repeated = int((counts > counts.mean()).sum())
+    if int(counts.sum()) % len(counts) or not num_missing or not num_repeated:
+        return None
+    return Explanation(
+        Suspect.WRONG_SLICE,
+        f"of {len(counts)} samples {num_missing} are on no rank, and {num_repeated} are repeated",
+        remedy="Divide one order of the samples over the ranks: shuffle with the same seed on all "
+        "of them, and give each rank the part of its own rank, as DistributedSampler does.",
+    )
+
+
+def explain_number_of_samples(comparison: TensorComparison) -> Explanation | None:
+    """Recognize tensors of more or fewer samples than those of the single device."""
+    counts = _count_samples(comparison)
+    if counts is None or int(counts.sum()) % len(counts) == 0:
+        return None
+    num_missing, num_repeated = int((counts == 0).sum()), int((counts > 1).sum())
+    clauses = [f"{num_missing} are on no rank"] if num_missing else []
+    clauses += [f"{num_repeated} are on the ranks more than once"] if num_repeated else []
+    return Explanation(
+        Suspect.WRONG_SLICE,
+        f"of {len(counts)} samples {' and '.join(clauses)}",
+        remedy="Leave out the samples that a sampler repeats to give all ranks equally many, and "
+        "keep the last ones that it drops: count each sample once.",
+    )
+
+
+def _count_samples(comparison: TensorComparison) -> torch.Tensor | None:
+    """How many ranks have each of the single device's samples; None if they have others."""
     case, dim = comparison.case, comparison.case.batch_dim
     target, shards = target_in_fp64(case), shards_in_fp64(case)
     if target.ndim < 2 or target.ndim <= dim or not 1 < target.shape[dim] <= _MAX_SAMPLES:
@@ -74,16 +109,7 @@ def explain_repeated_samples(comparison: TensorComparison) -> Explanation | None
         if not limit.covers(rows, wanted[nearest]):
             return None
         counts += nearest.bincount(minlength=len(wanted))
-    num_missing = int((counts == 0).sum())
-    num_repeated = int((counts > counts.mean()).sum())
-    if int(counts.sum()) % len(wanted) or not num_missing or not num_repeated:
-        return None
-    return Explanation(
-        Suspect.WRONG_SLICE,
-        f"of {len(wanted)} samples {num_missing} are on no rank, and {num_repeated} are repeated",
-        remedy="Divide one order of the samples over the ranks: shuffle with the same seed on all "
-        "of them, and give each rank the part of its own rank, as DistributedSampler does.",
-    )
+    return counts
 
 
 def find_slices_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
@@ -97,6 +123,32 @@ def find_slices_of_each_rank(evidence: Evidence) -> Iterator[Explanation]:
             orders = _find_chunk_orders(evidence, shards, parts, size=size, dim=dim)
             if orders is not None:
                 yield from _find_repeated_chunks(evidence, name, dim, orders)
+
+
+def find_shards_of_others(evidence: Evidence) -> Iterator[Explanation]:
+    """Shards of which some ranks have those of ranks that differ along several axes."""
+    shards, layout = evidence.shards, evidence.layout
+    if layout is None or evidence.case.calls or evidence.target.numel() > MAX_ELEMENTS:
+        return
+    parts = layout.split(evidence.target, shards)
+    owners = []
+    for rank, shard in enumerate(shards):
+        candidates = [rank, *(owner for owner in range(len(parts)) if owner != rank)]
+        same = (
+            owner
+            for owner in candidates
+            if parts[owner].shape == shard.shape and evidence.is_near(shard, parts[owner])
+        )
+        owners.append(next(same, None))
+    moved = [(rank, owner) for rank, owner in enumerate(owners) if owner != rank]
+    if None in owners or not moved:
+        return
+    listed = ", ".join(f"rank {rank} has that of rank {owner}" for rank, owner in moved[:4])
+    yield Explanation(
+        Suspect.WRONG_SLICE,
+        f"of the shards ({layout.describe(list(evidence.axes))}) {listed}",
+        sharding_axes(layout, evidence.axes),
+    )
 
 
 def _find_repeated_chunks(
@@ -196,6 +248,26 @@ def find_order(evidence: Evidence) -> Iterator[Explanation]:
             if list(dims) != sorted(dims) and evidence.is_near(value, moved):
                 clause = f"its dims are in the order {', '.join(map(str, dims))}"
                 yield Explanation(Suspect.PERMUTED, clause)
+
+
+def find_shifted_values(evidence: Evidence) -> Iterator[Explanation]:
+    """The right values, shifted by a few elements, as where a flat buffer is read too early."""
+    value, target = evidence.ranks[0].flatten(), evidence.target.flatten()
+    if not _MIN_SHIFTED <= target.numel() <= MAX_ELEMENTS or not evidence.are_identical():
+        return
+    for shift in range(1, _MAX_SHIFT + 1):
+        late, early = target[:-shift], target[shift:]
+        for part, wanted, where in (
+            (value[shift:], late, "late"),
+            (value[:-shift], early, "early"),
+        ):
+            if evidence.is_near(part, wanted):
+                yield Explanation(
+                    Suspect.WRONG_SLICE,
+                    predicate=f"has its values {shift} elements too {where}",
+                    remedy="Read it at its own offset: in a flat buffer, count the padding of the "
+                    "parameters before it.",
+                )
 
 
 def find_shuffled_values(evidence: Evidence) -> Iterator[Explanation]:
@@ -317,10 +389,46 @@ def _factorize(size: int, divisor: int) -> Iterator[tuple[int, int, int]]:
                     yield before, size // rest, rest // before
 
 
-def explain_fused(
-    inputs: Sequence[TensorComparison], axes: Mapping[str, int]
+def explain_added_rows(
+    comparison: TensorComparison, weights: Iterable[torch.Tensor]
 ) -> Explanation | None:
-    """Recognize a fused weight that was sharded as one: shards of another input of the op."""
+    """Recognize rows to which another row of an embedding is added, as by a second rank."""
+    full = comparison.full_in_fp64()
+    target, floor = target_in_fp64(comparison.case), comparison.case.floor
+    if floor is None or not full or any(tensor.shape != target.shape for tensor in full):
+        return None
+    size = target.shape[-1] if target.ndim else 0
+    for weight in weights:
+        rows = to_fp64_on_cpu(weight) if weight.ndim == 2 and weight.shape[1] == size else None
+        if rows is None or rows.numel() > MAX_ELEMENTS:
+            continue
+        excess = (full[0] - target).reshape(-1, size)
+        is_wrong = ~torch.isclose(excess, torch.zeros(()).double(), atol=floor.scale * 1e-4).all(1)
+        wrong = excess[is_wrong]
+        if not 0 < len(wrong) <= _MAX_SAMPLES or len(rows) > _MAX_SAMPLES:
+            continue
+        nearest = rows[torch.cdist(wrong, rows).argmin(1)]
+        if floor.scale_by(4.0).covers(wrong, nearest):
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION,
+                f"to {len(wrong)} of {len(excess)} rows another row of its weight is added: "
+                "several ranks look up one index, of which all but one should add zeros",
+                reduction="sum",
+                remedy="Let each rank look up the indices of its own part of the vocabulary only: "
+                "the end of a part is the start of the next.",
+            )
+    return None
+
+
+def explain_fused(
+    inputs: Sequence[TensorComparison],
+    axes: Mapping[str, int],
+    same_shaped: Sequence[torch.Tensor] = (),
+) -> Explanation | None:
+    """Recognize a fused weight that was sharded as one: shards of another input of the op.
+
+    `same_shaped` are tensors of the single device that other ops take in the same module.
+    """
     for index, comparison in enumerate(inputs):
         case, floor = comparison.case, comparison.case.floor
         shards = [tensor for tensor in case.ranks if tensor is not None]
@@ -329,9 +437,9 @@ def explain_fused(
         for (name, size), dim in itertools.product(axes.items(), range(case.reference.ndim)):
             chunks = [
                 (source, chunk)
-                for source, input_ in enumerate(inputs)
-                if input_.case.reference is not None and input_.case.reference.ndim > dim
-                for chunk in input_.case.reference.chunk(size, dim)
+                for source, tensor in enumerate([*(i.case.reference for i in inputs), *same_shaped])
+                if tensor is not None and tensor.ndim > dim
+                for chunk in tensor.chunk(size, dim)
             ]
             sources = [
                 [
@@ -347,10 +455,12 @@ def explain_fused(
                 if candidates and index not in candidates
             ]
             if size > 1 and all(sources) and wrong:
+                source = sources[wrong[0]][0]
+                of_what = f"its input {source}" if source < len(inputs) else "another tensor"
                 return Explanation(
                     Suspect.WRONG_SLICE,
-                    f"on rank {wrong[0]} its input {index} is a shard of what its input "
-                    f"{sources[wrong[0]][0]} should be: parts of one tensor are sharded over "
+                    f"on rank {wrong[0]} its input {index} is a shard of what {of_what} "
+                    f"should be: parts of one tensor are sharded over "
                     f"{name} as if they were one part",
                     (name,),
                     remedy="Shard each part of a fused weight, such as q, k and v, by itself, so "
