@@ -23,7 +23,7 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_origin,
 )
-from shardscope._torch.ddp import Bucket, read_buckets
+from shardscope._torch.ddp import Bucket, has_final_buckets, read_buckets
 from shardscope._torch.modules import unwrap
 from shardscope.attribution.module_names import NO_MODULE, UNNAMED, ModuleNames
 from shardscope.record import BucketReduce
@@ -31,35 +31,58 @@ from shardscope.record import BucketReduce
 
 @final
 class BucketRegistry:
-    """The gradient buckets of DDP modules, read whenever the forward of one ends."""
+    """The gradient buckets of DDP modules, read after a forward until they are final."""
 
     def __init__(self, names: ModuleNames, report_gap: Callable[[str, str], None]) -> None:
         self._names = names
         self._report_gap = report_gap
         self._buckets: WeakKeyDictionary[nn.Module, list[Bucket]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._reducers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # of final buckets
+        # By the index of a bucket.
+        self._records: WeakKeyDictionary[nn.Module, dict[int, BucketReduce]] = WeakKeyDictionary()
 
     def exit(self, module: nn.Module) -> None:
         """Read the buckets of `module`, if it is a DDP module whose forward has ended."""
         if isinstance(module, DistributedDataParallel) and not is_in_backward():
             try:
-                self._buckets[module] = read_buckets(module)
+                self._read(module)
             except Exception as error:  # noqa: BLE001 - tracing must not fail the run
                 self._report_gap("DDP", f"its buckets could not be read ({error})")
             self._last[module] = -1
 
+    def _read(self, module: DistributedDataParallel) -> None:
+        if self._reducers.get(module) == id(module.reducer) and has_final_buckets(module):
+            return
+        self._reducers.pop(module, None)
+        self._records[module] = {}
+        self._buckets[module] = read_buckets(module)
+        if has_final_buckets(module):
+            self._reducers[module] = id(module.reducer)
+
     def find(self, num_elements: int, parameter: torch.Tensor | None) -> BucketReduce | None:
         """The bucket that `find_bucket` returns, as a record with the names of its parameters."""
-        bucket = self.find_bucket(num_elements, parameter)
-        if bucket is None:
+        found = self._find_due(num_elements, parameter)
+        if found is None:
             return None
-        return BucketReduce(bucket=bucket.index, parameters=self._parameter_names(bucket))
+        module, bucket = found
+        records = self._records.setdefault(module, {})
+        if bucket.index not in records:
+            names = self._parameter_names(bucket)
+            records[bucket.index] = BucketReduce(bucket=bucket.index, parameters=names)
+        return records[bucket.index]
 
     def find_bucket(self, num_elements: int, parameter: torch.Tensor | None) -> Bucket | None:
         """The bucket of this size that is reduced next.
 
         `parameter` is the one whose gradient completed the bucket; None at the end of backward.
         """
+        found = self._find_due(num_elements, parameter)
+        return None if found is None else found[1]
+
+    def _find_due(
+        self, num_elements: int, parameter: torch.Tensor | None
+    ) -> tuple[nn.Module, Bucket] | None:
         for module, buckets in self._buckets.items():
             if parameter is not None and not _contain(buckets, parameter):
                 continue
@@ -67,7 +90,7 @@ class BucketRegistry:
             due = [bucket for bucket in fitting if bucket.index > self._last[module]]
             for bucket in due or fitting:
                 self._last[module] = bucket.index
-                return bucket
+                return module, bucket
         return None
 
     def _parameter_names(self, bucket: Bucket) -> tuple[str, ...]:
@@ -91,6 +114,7 @@ def common_module(names: Sequence[str]) -> str:
 
 
 _UNTRACKED = -2
+_MAX_MARKS = 2**20  # of a thread: forwards before that are over, as far as backward is concerned
 
 
 @final
@@ -111,6 +135,12 @@ class _NodeCreators:
     def add(self, owner: int) -> None:
         self.starts.append(next_sequence_number())
         self.owners.append(owner)
+
+    def forget_oldest(self) -> None:
+        """Drop the older half of the marks, of forwards whose backward is over in most programs."""
+        num_dropped = len(self.starts) // 2
+        del self.starts[:num_dropped], self.owners[:num_dropped]
+        self.starts[0], self.owners[0] = -1, _UNTRACKED
 
     def find(self, number: int) -> int | None:
         owner = self.owners[bisect_right(self.starts, number) - 1]
@@ -209,6 +239,8 @@ class ModuleCalls:
         else:
             starts.append(number)
             creators.owners.append(stack[-1])
+            if len(starts) > _MAX_MARKS:
+                creators.forget_oldest()
 
     def recomputing(self) -> int:
         """The module whose autograd node is running: the recomputed module, or its caller."""
@@ -239,6 +271,10 @@ class ModuleCalls:
         and was at number `reached` by then. It is a gap if several modules may have created the
         node: this thread outside any module, and another thread inside one.
         """
+        if len(self._creators) == 1 and self._creators[0].thread == thread:
+            creator = self._creators[0].find(number)
+            if creator is not None:
+                return creator
         claims: set[int] = set()
         other_creators: set[int] = set()
         for creators in tuple(self._creators):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from shardscope.record import (
     Gap,
     Module,
     Parameter,
+    RankProcess,
     RankSpan,
     Recording,
     RunInfo,
@@ -90,6 +92,16 @@ def _read_node_size(world_size: int) -> int | None:
     local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
     is_launched = os.environ.get("WORLD_SIZE") == str(world_size) and local_size.isdecimal()
     return int(local_size) or None if is_launched else None
+
+
+def describe_process(rank: int, *, started_unix_ns: int) -> RankProcess:
+    """The record of this process, which runs as a rank."""
+    return RankProcess(
+        rank=rank,
+        host=replace_surrogates(socket.gethostname()),
+        pid=os.getpid(),
+        started_unix_ns=started_unix_ns,
+    )
 
 
 def _find_device_type() -> str | None:

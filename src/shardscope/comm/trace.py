@@ -21,6 +21,7 @@ from shardscope._torch.private import explain_moved_names, moved_names_explained
 from shardscope.attribution.module_names import Models, ModuleNames
 from shardscope.attribution.program_records import (
     Inventory,
+    describe_process,
     describe_run,
     find_torch_gaps,
     read_axes,
@@ -45,6 +46,7 @@ from shardscope.record import (
     Finding,
     Gap,
     Module,
+    RankProcess,
     RankSpan,
     Recording,
     Redistribute,
@@ -56,7 +58,8 @@ from shardscope.record import (
     save,
 )
 from shardscope.record.files import name_for_rank
-from shardscope.record.stream import RankStream, StreamRecord
+from shardscope.record.rank_stream import RankStream
+from shardscope.record.stream_lines import StreamRecord
 from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
@@ -70,11 +73,15 @@ def trace(
     force: bool = False,
     values: Values = None,
     step: int = 1,
+    stream_bytes: int | None = None,
 ) -> Trace:
     """Record every collective that is issued, and every phase that is timed, inside the context.
 
     Works on a real process group and in a simulated world, compiled or not. Entering the same trace
     again continues its recording.
+
+    With `stream` and `stream_bytes` it can be left on for an entire training run: each collective
+    takes some microseconds, and the memory and the file that it takes do not grow.
 
     Args:
         models: A model, or a list or dict of models, whose modules get their names from it. Without
@@ -88,14 +95,48 @@ def trace(
             counted from 1, several steps such as `range(1, 11)`, or `ValueSamples`.
         step: The number of the training step that the trace begins with. The next begins when the
             model is called after an optimizer has stepped.
+        stream_bytes: Keep only the newest lines of the stream, so many bytes at most, and no
+            records in memory. What was dropped is counted. What describes the modules and groups
+            is kept besides.
 
     Examples:
         >>> with trace(model) as t:
         ...     model(batch).sum().backward()
         >>> t.recording.collectives[0].owner
+
+        >>> with trace(model, stream="run-{rank}.jsonl", force=True, stream_bytes=64 << 20):
+        ...     train()
     """
     samples = read_samples(values)
-    return Trace(models, mesh=mesh, stream=stream, force=force, samples=samples, step=step)
+    if stream_bytes is not None:
+        _check_limit(stream, stream_bytes)
+    return Trace(
+        models,
+        mesh=mesh,
+        stream=stream,
+        force=force,
+        samples=samples,
+        step=step,
+        stream_bytes=stream_bytes,
+    )
+
+
+_MIN_STREAM_BYTES = 64 * 1024
+
+
+def _check_limit(stream: str | Path | None, stream_bytes: int) -> None:
+    if stream is None:
+        raise TraceError(
+            "trace() got stream_bytes, but no stream. Name a file, too: "
+            'trace(model, stream="run-{rank}.jsonl", stream_bytes=…).'
+        )
+    is_integer = isinstance(stream_bytes, int) and not isinstance(stream_bytes, bool)
+    if not is_integer or stream_bytes < _MIN_STREAM_BYTES:
+        raise TraceError(
+            f"trace() got stream_bytes={stream_bytes!r:.60}, which cannot be the size of a stream. "
+            f"Give {_MIN_STREAM_BYTES:,} bytes or more; 64 << 20 is room for half a million "
+            "collectives."
+        )
 
 
 @final
@@ -117,6 +158,7 @@ class Trace:
         force: bool,
         samples: ValueSamples | None = None,
         step: int = 1,
+        stream_bytes: int | None = None,
     ) -> None:
         self._names = ModuleNames(models)
         self._samples = samples
@@ -124,6 +166,7 @@ class Trace:
         self._models = models  # alive until the trace starts: names are weak references
         self._mesh = mesh
         self._stream = stream
+        self._stream_bytes = stream_bytes
         self._force = force
         self._depth = 0
         self._exit = ExitStack()
@@ -150,6 +193,7 @@ class Trace:
                     force=self._force,
                     samples=self._samples,
                     step=self._step,
+                    stream_bytes=self._stream_bytes,
                 )
                 self._models = None
             with ExitStack() as stack:
@@ -224,7 +268,10 @@ _MAX_SPANS = 100_000
 
 @final
 class _SpanRecorder:
-    """Records the first 100,000 spans of a trace; a stream, if there is one, gets all."""
+    """Records the first 100,000 spans of a trace; a stream, if there is one, gets all.
+
+    With `max_spans=0`, only the stream gets them.
+    """
 
     def __init__(
         self,
@@ -232,8 +279,10 @@ class _SpanRecorder:
         *,
         emit: Callable[[Span], None] | None,
         emit_begin: Callable[[SpanBegin], None] | None,
+        max_spans: int = _MAX_SPANS,
     ) -> None:
         self.spans: list[Span] = []
+        self._max_spans = max_spans
         self.has_rank = False  # whether a span was recorded in a world, so that its rank is fixed
         self._num_lost = 0
         self._recorder = recorder
@@ -291,13 +340,13 @@ class _SpanRecorder:
                 "torch.cuda.synchronize() before asking for the recording"
             )
             yield Gap(place="phases", fact=fact, rank=self._recorder.rank)
-        if self._num_lost:
+        if self._num_lost and self._max_spans:
             where = "are in the stream only" if self._emit is not None else "are lost"
             fact = f"the first {_MAX_SPANS:,} spans are kept; {self._num_lost:,} later ones {where}"
             yield Gap(place="phases", fact=fact, rank=self._recorder.rank)
 
     def _keep(self, span: Span) -> None:
-        if len(self.spans) < _MAX_SPANS:
+        if len(self.spans) < self._max_spans:
             self.spans.append(span)
         else:
             self._num_lost += 1
@@ -318,11 +367,13 @@ class TraceSession:
         force: bool,
         samples: ValueSamples | None = None,
         step: int = 1,
+        stream_bytes: int | None = None,
     ) -> None:
         self._names = names
         self._mesh = mesh
         self._stream_path = stream
         self._stream: RankStream | None = None
+        self._process: RankProcess | None = None  # of a rank that is not simulated
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
         self._error: str | None = None  # the exception that last ended the trace
@@ -335,10 +386,12 @@ class TraceSession:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
+        self.recorder.keeps_records = stream_bytes is None
         self.spans = _SpanRecorder(
             self.recorder,
             emit=None if stream is None else self._emit,
             emit_begin=None if stream is None else self._emit_begin,
+            max_spans=_MAX_SPANS if stream_bytes is None else 0,
         )
         self.values = None if samples is None else self._make_sampler(samples, step)
         self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
@@ -348,11 +401,19 @@ class TraceSession:
         for gap in find_torch_gaps():
             self.recorder.report_gap(gap.place, gap.fact)
         self._inventory = Inventory(names, self.recorder)
+        is_rank_known = dist.is_initialized() or "RANK" in os.environ
         if stream is not None:
-            is_known = dist.is_initialized() or "RANK" in os.environ
-            self._stream = RankStream(stream, self._run, force=force, is_rank_known=is_known)
+            self._stream = self.recorder.stream = RankStream(
+                stream,
+                self._run,
+                force=force,
+                is_rank_known=is_rank_known,
+                max_bytes=stream_bytes,
+            )
             for gap in self.recorder.gaps:
                 self._emit(gap)
+        if is_rank_known:
+            self._describe_process()
         # Before a module is called: during the call FSDP has gathered its parameters.
         self._describe_modules()
 
@@ -366,6 +427,7 @@ class TraceSession:
             emit=None if self._stream_path is None else self._emit,
         )
         sampler.rank = self.recorder.rank
+        sampler.keeps_records = self.recorder.keeps_records
         return sampler
 
     @property
@@ -396,12 +458,45 @@ class TraceSession:
             stops=self._stops(),
             spans=tuple(self.spans.spans),
             values=() if self.values is None else tuple(self.values.records),
+            processes=() if self._process is None else (self._process,),
         )
+        if not self.recorder.keeps_records:
+            recording = self._add_kept(recording)
         try:
             return replace(recording, findings=find_comm_problems(recording))
         except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             self.recorder.report_gap("findings", f"they could not be inspected ({error!r})")
             return replace(recording, gaps=self._gaps())
+
+    def _add_kept(self, recording: Recording) -> Recording:
+        """Add what a stream of limited size has kept, and how much it has not."""
+        assert self._stream is not None
+        try:
+            kept = self._stream.read_back()
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            fact = f"its stream, which alone has the records, could not be read: {error}"
+            gap = Gap(place="stream", fact=fact, rank=self.rank, is_loss=True)
+            return replace(recording, gaps=(*recording.gaps, gap))
+        known = {*recording.gaps}
+        # The stream has no end yet: that is no gap of this recording.
+        dropped = [gap for gap in kept.gaps if gap not in known and gap.place == "stream"]
+        return replace(
+            recording,
+            collectives=kept.collectives,
+            gaps=(*recording.gaps, *dropped),
+            spans=kept.spans,
+            values=kept.values,
+            dropped=kept.dropped,
+        )
+
+    def _describe_process(self) -> None:
+        """Record the process of this rank, unless the world is simulated."""
+        written, self._process = self._process, None
+        if not self._run.is_simulated:
+            started_unix_ns = self.recorder.started_unix_ns
+            self._process = describe_process(self.rank, started_unix_ns=started_unix_ns)
+            if written is None or written.pid != self._process.pid:
+                self._emit(self._process)
 
     def _count_forwards(self) -> RunInfo:
         """The run with its number of forwards: the most that any of the models has."""
@@ -444,7 +539,7 @@ class TraceSession:
 
     def pause(self, error: BaseException | None) -> None:
         """Write all pending records, and the error that ended the step, if any."""
-        self.recorder.write()
+        self.recorder.make_records()
         if self.values is not None:
             self._end_values(self.values)
         if error is not None:
@@ -497,6 +592,7 @@ class TraceSession:
                 self._stream.set_run(self._run, early)
             except OutputError as error:
                 self.recorder.report_gap("stream", str(error))
+        self._describe_process()
         return True
 
     def _set_rank(self, rank: int) -> None:
@@ -533,6 +629,8 @@ class TraceSession:
     def _emit_findings(self) -> None:
         """Write the findings that are not in the stream yet; it may be closed and reopened."""
         # Without DEVICE_CLOCK.settle(), whose subscribers may wait for our lock.
+        if not self.recorder.keeps_records:
+            return  # those of what is kept are found when it is read
         written, self._findings = self._findings, self._make_recording().findings
         for finding in self._findings:
             if finding not in written:

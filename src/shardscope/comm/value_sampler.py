@@ -112,6 +112,7 @@ class ValueSampler:
     ) -> None:
         self.rank = 0
         self.records: list[ValueSample] = []
+        self.keeps_records = True  # in memory, besides those that are emitted
         self._samples = samples
         self._names = names
         self._calls = calls
@@ -453,7 +454,8 @@ class ValueSampler:
                         num_nonfinite=result.num_nonfinite,
                         hash=result.hash,
                     )
-                self.records.append(complete)
+                if self.keeps_records:
+                    self.records.append(complete)
                 if self._emit is not None:
                     self._emit(complete)
 

@@ -203,6 +203,7 @@ _WORLD_FIELDS = (
     "layouts",
     "values",
     "processes",
+    "dropped",
 )
 
 
@@ -399,6 +400,8 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         explanations=tuple(explanation for part in parts for explanation in part.explanations),
         values=tuple(value for part in parts for value in part.values),
         comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
+        processes=tuple(process for part in parts for process in part.processes),
+        dropped=tuple(record for part in parts for record in part.dropped),
     )
 
 

@@ -288,6 +288,20 @@ class RankProcess(Record, frozen=True, kw_only=True, gc=False):
     started_unix_ns: Natural | None = None
 
 
+class DroppedCollectives(Record, frozen=True, kw_only=True, gc=False):
+    """Collectives that a rank issued before the first that is recorded.
+
+    A stream of limited size keeps only the newest. All of one kind in one group are one record.
+    """
+
+    rank: Rank
+    group: str  # key into Recording.groups
+    kind: CollectiveKind
+    num_collectives: Natural
+    input_bytes: Natural
+    wire_bytes: Natural
+
+
 _SINGULARS = {
     "processes": "process",
     "groups": "group",
@@ -327,6 +341,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
+    dropped: tuple[DroppedCollectives, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 
