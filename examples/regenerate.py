@@ -129,7 +129,8 @@ def open_browser() -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"),
+            args=["--no-sandbox"],
         )
         yield browser
         browser.close()

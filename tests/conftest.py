@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import older_torch
 import sample_recordings as samples
 from shardscope.record import Recording
+from unmeasured_guards import skip_guard_timing
 from warm_python import fork_launch_server, warm_context
 
 _entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
@@ -63,11 +64,25 @@ gc.disable()
 def pytest_collection_finish() -> Iterator[None]:
     """From here on garbage is what tests make: to look through all else takes half a second."""
     yield
+    skip_guard_timing()
     gc.collect()
     gc.freeze()
     # Every op that torch traces makes hundreds of objects, most of which live on.
     gc.set_threshold(10_000)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """What outlives a file of tests, as caches of torch do, is not looked through again, either.
+
+    It grows to millions of objects; some tests and much of what they test go through all objects.
+    """
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

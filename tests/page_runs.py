@@ -26,6 +26,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
@@ -38,7 +39,9 @@ from home_workers import stay_at_home
 from page_blocks import ROOT, Block, read_blocks
 from rank_processes import run_ranks, start_ranks
 from shardscope.cli import main
+from shardscope.launch import api
 from shardscope.record import load
+from warm_python import fork_launch_server
 
 __all__ = ["PageError", "Reader", "is_run", "run_page"]
 
@@ -76,18 +79,18 @@ def is_run(block: Block) -> bool:
     return "not run" not in block.directives and (not needed or find_spec(needed) is not None)
 
 
-def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
-    """Run a page in an empty folder; the answer is what went wrong, or empty."""
+def run_page(page: str, folder: str, answer: Connection) -> None:
+    """Run a page in an empty folder; what is sent is what went wrong, or empty."""
     path = Path(folder)
     _settle(path, WIDTHS.get(page, WIDTH))
     try:
         Reader(path).read(read_blocks(ROOT / page))
     except PageError as error:
-        answer(f"{page}:{error}")
+        answer.send(f"{page}:{error}")
     except BaseException:  # noqa: BLE001 - whatever happens to a page is told
-        answer(f"{page}: {traceback.format_exc()}")
+        answer.send(f"{page}: {traceback.format_exc()}")
     else:
-        answer("")
+        answer.send("")
 
 
 def _settle(folder: Path, width: int) -> None:
@@ -104,6 +107,7 @@ def _settle(folder: Path, width: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stay_at_home(pytest.MonkeyPatch())
+    api._started = fork_launch_server  # type: ignore[assignment]
     webbrowser.open = lambda *_, **__: True  # type: ignore[assignment]
 
 

@@ -212,6 +212,33 @@ def make_varied() -> Recording:
     )
 
 
+def make_steps(
+    num_steps: int = 2, *, ranks: tuple[int, ...] = (0, 1), timed: bool = False, **changes: Any
+) -> Recording:
+    """Training steps of two forward passes each, which end with a collective of the optimizer.
+
+    Each rank issues one collective before the first step. With `timed`, spans tell steps apart, and
+    the optimizer issues nothing.
+    """
+    passes = (Phase.FORWARD, Phase.BACKWARD) * 2
+    step = passes if timed else (*passes, Phase.OPTIMIZER)
+    phases = (Phase.OUTSIDE, *step * num_steps)
+    calls = tuple(
+        make_collective(
+            rank=rank, order=order, phase=phase, start_ns=100 * order, wire_bytes=1 << order
+        )
+        for rank in ranks
+        for order, phase in enumerate(phases)
+    )
+    spans = tuple(
+        make_span("step", 100 * (1 + len(step) * at), 100 * len(step), rank=rank)
+        for rank in ranks
+        for at in range(num_steps)
+    )
+    run = make_run(ranks=ranks, is_simulated=False, num_forwards=None)
+    return make_recording(calls, run=run, spans=spans if timed else (), **changes)
+
+
 def make_span(
     name: str = "step", start_ns: int = 0, duration_ns: int = 1_000, **changes: Any
 ) -> Span:

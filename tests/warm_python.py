@@ -39,6 +39,8 @@ _PRELOADED = [
     "shardscope.cli.trace",
     "shardscope.parallel.api",
     "shardscope.launch.data_rank",  # and with it all that the server of `run` imports
+    "page_runs",
+    "frozen_heap",  # last
 ]
 _TESTS = Path(__file__).parent
 
@@ -52,13 +54,17 @@ def _find_path() -> str:
 
 
 # Not that of the test which happens to need a program first.
-_BEFORE_TESTS = {**os.environ, "PYTHONPATH": _find_path()}
+_BEFORE_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join([_find_path(), str(_TESTS)])}
 
 
 @cache
 def warm_context() -> ForkServerContext:
-    """Whose processes have torch at once."""
+    """Whose processes have torch at once, and can start others by the same server."""
     context = multiprocessing.get_context("forkserver")
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_address is not None and server._forkserver_pid is None:
+        server.ensure_running = lambda: None  # this is one of its forks, and would start another
+        return context
     context.set_forkserver_preload(_PRELOADED)
     now = dict(os.environ)
     try:

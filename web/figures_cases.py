@@ -16,9 +16,15 @@ from msgspec.structs import replace
 from shardscope.record import (
     Agreement,
     Axis,
+    BucketReduce,
+    Call,
+    Compiled,
+    FullyShard,
     Parallelization,
     Parity,
     Recording,
+    Redistribute,
+    SpmdCall,
     TensorKind,
     TensorVerdict,
     load,
@@ -31,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIELDS: dict[str, tuple[str, ...]] = {
     "modules": ("name", "type", "parameters"),
     "collectives": (
-        *("rank", "kind", "axis", "num_ranks", "phase", "dtype", "owner"),
+        *("rank", "kind", "axis", "num_ranks", "phase", "dtype", "owner", "cause"),
         *("input_bytes", "wire_bytes"),
     ),
     "findings": ("rule", "severity"),
@@ -41,11 +47,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "at_peak",
     ),
     "coverage": ("rank", "level", "ops"),
+    "explanations": (
+        *("rank", "target", "graphs", "break_sites", "recompiles", "skipped_frames"),
+        *("guards", "stages"),
+    ),
     "parity": ("axes", "tensors"),
     "parallel": ("program", "inserted", "fallbacks"),
     "parameters": ("axes", "placements", "is_annotated", "fsdp_group"),
-    "ops": ("verdict",),
+    "ops": ("verdict", "kind"),
     "tensors": ("agreement",),
+    "graphs": ("ops",),
+    "break_sites": ("num_events",),
 }
 
 
@@ -63,6 +75,13 @@ def write_cases() -> str:
         make_pair()[1],
         replace(varied, collectives=plain, modules=(), findings=(), gaps=()),
         _add_parity(sample_recordings.make_llama(num_layers=1, dp=2, ranks=(0, 1))),
+        sample_recordings.make_recording(
+            tuple(
+                sample_recordings.make_collective(order=order, cause=cause)
+                for order, cause in enumerate(_CAUSES)
+            )
+        ),
+        sample_recordings.make_explained(),
         *examples,
     )
     cases = [
@@ -80,6 +99,26 @@ def write_cases() -> str:
         for recording in recordings
     ]
     return json.dumps(cases, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+_CAUSES = (
+    Redistribute(
+        before=("Partial(sum)", "Shard(0)"),
+        after=("Replicate", "Replicate"),
+        asked_by="aten.mm.default",
+        is_implicit=True,
+    ),
+    Redistribute(
+        before=("Shard(1)",), after=("Replicate",), asked_by="ColwiseParallel", is_implicit=False
+    ),
+    FullyShard(action="unshard", num_parameters=2),
+    BucketReduce(bucket=0, parameters=("w",)),
+    Call(api="torch.distributed.barrier"),
+    Compiled(graph="backward"),
+    SpmdCall(function="all_reduce", axis="tp", before="P", after="R"),
+    SpmdCall(function="reshard", axis=None, before="R", after="S(0)", backward_of="all_gather"),
+    None,
+)
 
 
 def _add_parity(recording: Recording) -> Recording:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-_WIDTHS = {400: 860, 1280: 860, 3840: 2160}
+_WIDTHS = {400: 860, 1280: 860, 1920: 1080}
 _VIEWS = ["overview", "modules", "communication", "sharding", "coverage"]
 _VIEWS += ["compiler", "memory", "proof", "compare"]
 
@@ -16,7 +17,8 @@ def take(report: Path, folder: Path, views: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
+            executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-gpu"],
         )
         for width, height in _WIDTHS.items():
             page = browser.new_page(viewport={"width": width, "height": height})
@@ -28,7 +30,8 @@ def take(report: Path, folder: Path, views: list[str]) -> None:
                     page.reload()
                     page.wait_for_timeout(300)
                     name = "".join(letter if letter.isalnum() else "-" for letter in view)
-                    page.screenshot(path=folder / f"{name}-{width}-{theme}.png")
+                    picture = folder / f"{name}-{width}-{theme}.png"
+                    page.screenshot(path=picture, full_page=True)
         browser.close()
 
 

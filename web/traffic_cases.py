@@ -25,16 +25,20 @@ from shardscope.record import (
 )
 from shardscope.record.patterns import matches_inside
 from shardscope.record.recording import name_axis
+from shardscope.record.traffic import (
+    TrafficTotals,
+    choose_busiest,
+    count_traffic,
+    find_busiest,
+    sum_traffic,
+)
 from shardscope.report.html.html import build_page, sanitize_page
 from shardscope.report.html.page import Modules
 from shardscope.report.model.module_tree import ModuleNode, build_tree
 from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
-    TrafficTotals,
-    count_traffic,
     fold_ranks,
-    sum_traffic,
 )
 from shardscope.report.text.communication import describe_kinds, gather_reasons
 
@@ -142,7 +146,7 @@ def sum_up(
     )
     totals = [sum_traffic(map(count_traffic, rank_set.calls)) for rank_set in chosen]
     return {
-        "total": _figures(_find_busiest(totals)),
+        "total": _figures(choose_busiest(totals)),
         "ranks": [_figures(total) for total in totals],
         "facets": sorted(_sum_facets(recording, chosen)),
         "causes": [
@@ -167,10 +171,6 @@ def _figures(totals: TrafficTotals) -> list[int]:
     return [totals.count, totals.input_bytes, totals.wire_bytes]
 
 
-def _find_busiest(totals: list[TrafficTotals]) -> TrafficTotals:
-    return max(totals, key=lambda total: (total.wire_bytes, total.count))
-
-
 def _sum_facets(
     recording: Recording, rank_sets: tuple[IdenticalRanks, ...]
 ) -> Iterator[list[object]]:
@@ -183,7 +183,7 @@ def _sum_facets(
         for facet, total in of_ranks.items():
             sums[facet].append(total)
     for facet, totals in sums.items():
-        yield [facet.axis, facet.kind, facet.phase, *_figures(_find_busiest(totals))]
+        yield [facet.axis, facet.kind, facet.phase, *_figures(choose_busiest(totals))]
 
 
 def _walk(node: ModuleNode) -> Iterator[ModuleNode]:
@@ -198,7 +198,7 @@ def _measure(node: ModuleNode) -> dict[str, Any] | None:
     busy = [total for total in totals if total.count]
     if not busy:
         return None
-    busiest = totals.index(_find_busiest(totals))
+    busiest = find_busiest(totals)
     return {
         "total": _figures(totals[busiest]),
         "phase_counts": _by_phase(node.total[busiest], "count"),

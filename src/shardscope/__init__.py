@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardscope.compile.explain.explain import explain as explain
     from shardscope.compile.explain.explain import explaining
     from shardscope.errors import ShardscopeError as ShardscopeError
+    from shardscope.hang.explain import explain_hang
     from shardscope.launch.api import RunResult, run
     from shardscope.parallel.api import parallelize
     from shardscope.parallel.inferred_types.api import infer_types
@@ -55,6 +56,7 @@ _HOMES = {
     "diagnose": "shardscope.compile.diagnose.diagnose",
     "diff": "shardscope.report.show",
     "explain": "shardscope.compile.explain.explain",
+    "explain_hang": "shardscope.hang.explain",
     "explaining": "shardscope.compile.explain.explain",
     "infer_types": "shardscope.parallel.inferred_types.api",
     "load": "shardscope.record",
@@ -88,6 +90,7 @@ __all__ = [
     "diagnose",
     "diff",
     "explain",
+    "explain_hang",
     "explaining",
     "infer_types",
     "load",

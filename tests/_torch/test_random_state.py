@@ -9,7 +9,8 @@ import numpy
 import pytest
 import torch
 
-from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope import simulate
+from shardscope._torch.snapshot import preserved_random_state, seed_generators, seed_torch
 
 
 def draw() -> tuple[Any, ...]:
@@ -30,3 +31,13 @@ def test_seeds_larger_than_numpy_takes_are_accepted() -> None:
     expected = draw()
     seed_generators(2**40 + 1)
     assert draw() == expected
+
+
+def test_seeds_are_those_of_torch_also_of_simulated_devices() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    seed_torch(5)
+    assert torch.equal(torch.rand(3), expected)
+    with simulate({"dp": 2}, device="cuda"):
+        seed_torch(7)
+        assert torch.cuda.initial_seed() == torch.initial_seed() == 7

@@ -237,8 +237,33 @@ def test_a_simulated_run_is_drawn_in_order_and_spans_are_drawn_without_collectiv
     expect(detail).not_to_contain_text("after the recording began")
     page = open_page(build_page(samples.make_phases()), "#/communication")
     expect(region(page, "Phases")).to_contain_text("step")
+    region(page, "Phases").get_by_role("link", name="rank 0").first.click()
+    expect(region(page, "Phases")).to_contain_text("Of rank 0;")
+    expect(region(page, "Phases").locator(".unfollowed")).to_have_count(0)
     expect(region(page, "Timeline").get_by_role("button", name="Order")).to_have_count(0)
     expect(region(page, "All collectives")).to_have_count(0)
+
+
+def test_a_step_is_selected_in_every_view(open_page) -> None:
+    recording = samples.make_steps(2)
+    page = open_page(build_page(recording), "#/communication")
+    steps = region(page, "Timeline").get_by_role("group", name="steps")
+    steps.get_by_role("button", name="2", exact=True).click()
+    of_step = [call for call in recording.collectives if call.rank == 0 and call.order > 5]
+    sent = format_bytes(sum(call.wire_bytes for call in of_step))
+    share = page.locator(".selection-share")
+    expect(share).to_contain_text(f"{len(of_step)} collectives, {sent} sent by a rank")
+    table = region(page, "All collectives")
+    expect(table.locator(".table-foot")).to_have_text(f"{2 * len(of_step)} of 22 rows")
+    table.get_by_role("row").nth(1).click()
+    expect(table.locator(".table-detail")).to_contain_text("in forward of step 2")
+    page.get_by_role("tab", name="Overview").click()
+    expect(page.locator(".fact-value").first).to_have_text(str(len(of_step)))
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Communication").click()
+    table.get_by_role("link", name="1", exact=True).locator("visible=true").first.click()
+    page.go_back()
+    expect(steps.get_by_role("button", name="2", exact=True)).to_be_visible()
 
 
 def test_causes_and_lines_are_never_cut(open_page, large) -> None:

@@ -107,6 +107,21 @@ def test_differences_are_of_what_is_selected_in_both_recordings(open_page) -> No
     change = sum_sent(after, axis="tp") - sum_sent(before, axis="tp")
     expect(root).to_contain_text(f"+{format_bytes(change)}")
     expect(panel_of(page, "Modules").locator(".unfollowed")).to_have_text("Not filtered by axis.")
+    page = open_page(record, "#/overview?m=layers.0.attention&axis=tp&differences=all")
+    panel = panel_of(page, "Overview")
+    expect(panel.locator(".unfollowed")).to_have_text("Not filtered by axis.")
+    expect(panel).to_contain_text("Not shown: 1 figure of the whole run.")  # gaps have no module
+    assert "mixed-meshes" in "".join(rows_of(panel))
+    page.evaluate("location.hash = location.hash.replace('overview', 'modules')")
+    rows = {row.split("\n")[0]: row.split("\n")[-2:] for row in rows_of(panel_of(page, "Modules"))}
+    inside = [m for m in after.modules if f"{m.name}.".startswith("layers.0.attention.")]
+    assert rows["all"] == [str(len(inside))] * 2
+    page.evaluate("location.hash = location.hash.replace('modules', 'sharding')")
+    expect(panel_of(page, "Sharding")).to_be_visible()
+    placed = [row.split("\n") for row in rows_of(panel_of(page, "Sharding"))]
+    numbers = [[int(cell.replace("none", "0")) for cell in cells[-2:]] for cells in placed]
+    counts = [sum(column) for column in zip(*numbers, strict=True)]
+    assert counts == [sum(len(module.parameters) for module in inside)] * 2
 
 
 def test_changes_are_filtered_by_axis_kind_phase_and_rank(open_page) -> None:
@@ -157,8 +172,7 @@ def test_a_dropped_recording_is_compared_like_a_report_of_it(
             page.get_by_role("tab", name=re.compile(f"^{view}")).click()
             panel = panel_of(page, view)
             if panel.count():
-                rows = rows_of(panel)
-                shown[file][view] = [row for row in rows if "by cause" not in row]
+                shown[file][view] = rows_of(panel)
     report, recording = shown["earlier.html"], shown["earlier.json.gz"]
     assert set(report) == set(recording) >= {"Overview", "Modules", "Communication", "Memory"}
     for view in report:  # bytes of parameters come first, and are not compared of a recording
@@ -167,8 +181,10 @@ def test_a_dropped_recording_is_compared_like_a_report_of_it(
     assert recording["Overview"][0].startswith("error")
     command = "shardscope report after.json.gz --against earlier.json.gz"
     page.get_by_role("tab", name="Communication").click()
-    expect(panel_of(page, "Communication")).to_contain_text(
-        f"Not compared in the browser: causes of collectives. For these: {command}"
+    expect(panel_of(page, "Communication")).not_to_contain_text("Not compared")
+    page.get_by_role("tab", name="Sharding").click()
+    expect(panel_of(page, "Sharding")).to_contain_text(
+        f"Not compared in the browser: bytes of parameters. For these: {command}"
     )
     page.get_by_role("tab", name="Compare").click()
     expect(page.locator(".compare-command code")).to_have_text(command)

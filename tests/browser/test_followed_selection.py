@@ -157,6 +157,11 @@ def test_the_correctness_view_follows_modules_ranks_phases_axes_and_lines(open_p
         "layers.0.attention.wo",
     ]
 
+    page.get_by_role("grid", name=program).get_by_role("link", name="tp", exact=True).click()
+    page.get_by_role("grid", name=program).get_by_role("link", name="all_reduce").click()
+    chips = region(page, "selection").get_by_role("listitem")
+    expect(chips).to_have_text(["modulelayers.0×", "axistp×", "kindall_reduce×"])
+
     page = open_page(record, "#/proof?phase=backward&rank=0")
     assert grid_rows(page, "compared tensors") == [f"{WO}.weight"]
     expect(region(page, "Does the parallel")).to_contain_text(
@@ -170,6 +175,35 @@ def test_the_correctness_view_follows_modules_ranks_phases_axes_and_lines(open_p
         "Tensors are not filtered by axis and line.",
         "Tensors are not filtered by axis and line.",
     ]
+
+
+def test_tensors_of_training_steps_follow_phases_steps_and_dtypes(open_page) -> None:
+    kinds = (TensorKind.GRADIENT, TensorKind.CLIPPED, TensorKind.UPDATED)
+    tensors = tuple(
+        TensorVerdict(
+            name=f"{WQ}.weight",
+            kind=kind,
+            step=step,
+            dtype="bfloat16" if kind is TensorKind.GRADIENT else "float32",
+            agreement=Agreement.CLOSE,
+        )
+        for step in (1, 2)
+        for kind in kinds
+    )
+    parity = Parity(axes=(Axis(name="tp", size=2),), tensors=tensors)
+    page = open_page(build_page(replace(make_checked(), parity=(parity,))), "#/proof")
+    tensor_kinds = page.get_by_role("grid", name="compared tensors", exact=True).locator(
+        ".table-body [role=row] [role=gridcell]:nth-child(2)"
+    )
+    for query, expected in {
+        "phase=backward": ["gradient, step 1", "gradient, step 2"],
+        "phase=optimizer&step=2": ["updated, step 2"],
+        "dtype=float32&step=1": ["clipped, step 1", "updated, step 1"],
+    }.items():
+        page.evaluate("query => { location.hash = `#/proof?${query}` }", query)
+        expect(tensor_kinds).to_have_text(expected)
+        assert page.locator(".notice").count() == 0
+    expect(region(page, "selection").get_by_role("listitem").nth(1)).to_have_text("step1 of 2×")
 
 
 def test_coverage_and_diagnoses_follow_modules_lines_ranks_and_phases(open_page) -> None:
@@ -222,6 +256,14 @@ def test_the_matrix_of_ranks_follows_the_selection(open_page) -> None:
     grid = page.get_by_role("slider", name="bytes from rank to rank")
     matrix = region(page, "Traffic between ranks")
     expect(matrix.locator(".unfollowed")).to_have_text("Not filtered by range.")
+    box = grid.locator("canvas").bounding_box()
+    corner = {"x": box["width"] - 3, "y": box["height"] - 3}
+    grid.locator("canvas").hover(position=corner)
+    expect(page.get_by_role("tooltip")).to_contain_text("Click to select the sender.")
+    grid.locator("canvas").click(position=corner)
+    expect(region(page, "selection").get_by_role("listitem").first).to_contain_text("rank2")
+    grid.press("Enter")
+    expect(region(page, "selection").get_by_role("listitem")).to_have_count(1)  # the range
     page = open_page(record, "#/communication?kind=all_reduce&m=layers.0.attention.wq")
     expect(region(page, "Traffic between ranks")).to_contain_text("Nothing of it was sent.")
 
@@ -253,6 +295,13 @@ def test_memory_over_the_step_follows_the_selected_modules(open_page) -> None:
 def test_parameters_follow_the_axis_that_their_placements_name(open_page) -> None:
     page = open_page(build_page(samples.make_llama(num_layers=1, dp=2, tp=2)), "#/sharding?axis=tp")
     panel = region(page, "^Parameters$")
+    expect(panel).to_contain_text("Those that are divided along tp.")
+    page.evaluate("location.hash = '#/sharding?dtype=int8'")
+    expect(page.locator(".notice")).to_contain_text("dtype int8")
+    without_calls = replace(samples.make_llama(num_layers=1, dp=2, tp=2), collectives=())
+    page = open_page(build_page(without_calls), "#/sharding?axis=tp&dtype=float32")
+    panel = region(page, "^Parameters$")
+    expect(page.locator(".notice")).to_have_count(0)
     expect(panel).to_contain_text("Those that are divided along tp.")
     expect(panel.locator(".unfollowed")).to_have_count(0)
     expect(region(page, "What a rank holds").locator(".empty, .unfollowed").first).to_be_visible()

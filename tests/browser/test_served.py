@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -62,6 +63,8 @@ def test_table_scrolls_sorts_and_filters_all_collectives(
     page.wait_for_selector("main h2, .facts")
     address = page.url
     assert server.token not in address
+    findings = page.get_by_role("region", name=re.compile("^Findings"))
+    assert "As they were saved with the file" in findings.inner_text()
     page.goto(f"{address}#/communication")
     table = page.locator(".table[aria-label=collectives]")
     _wait_for(table, "layers.0")

@@ -55,7 +55,7 @@ def test_modules_can_be_folded_unfolded_and_closed(open_page) -> None:
     expect(tree).to_have_attribute("aria-rowcount", "6")
     page.get_by_role("button", name="open all").click()
     page.get_by_role("button", name="Counts").click()
-    expect(page.get_by_role("columnheader", name="collectives", exact=True)).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Collectives", exact=True)).to_be_visible()
     assert "show=counts" in page.url
 
 

@@ -126,7 +126,7 @@ def test_tools_say_what_they_are_for_and_whether_they_execute_code(agent: Agent)
     for name, tool in tools.items():
         assert len(tool.description or "") > 80
         assert tool.annotations is not None
-        is_reading = name in ("diff", "compare", "show", "query", "doctor")
+        is_reading = name in ("diff", "compare", "hang", "show", "query", "doctor")
         assert tool.annotations.read_only_hint is is_reading
         assert tool.annotations.destructive_hint is not is_reading
         assert ("Executes the" in (tool.description or "")) is not is_reading

@@ -50,7 +50,7 @@ def test_a_report_is_printed_and_the_recording_written(here: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Parallel program  Model on tp=2, forward only" in result.output
     assert "the plan's output of down" in result.output
-    assert "All 1 tensor agree (1 output)." in result.output
+    assert "The only tensor agrees (1 output)." in result.output
     (found,) = load(here / "made.json").parallel
     assert [str(collective.kind) for collective in found.inserted] == ["all_reduce"]
     shown = CliRunner().invoke(main, ["show", "made.json"])

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import codeop
-import multiprocessing
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import page_runs
 from page_blocks import PAGES, ROOT, Block, read_blocks, read_comments
+from warm_python import warm_context
 
 TIMEOUT_S = 240
 MAX_NOT_RUN = 11
 
-# What forks of one process find imported, so that a page costs no seconds of importing.
-_PRELOADED = ["torch", "torch._dynamo", "torch.distributed.tensor", "shardscope.compat", "pytest"]
-
 BLOCKS = {page: read_blocks(path) for page, path in PAGES.items()}
-
-
-def _answer(page: str, folder: str, connection: Connection) -> None:
-    page_runs.run_page(page, folder, connection.send)
 
 
 @pytest.mark.parametrize(
     "page", [page for page, blocks in BLOCKS.items() if any(map(page_runs.is_run, blocks))]
 )
 def test_blocks_of_a_page_run_as_printed(page: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = warm_context()
     ours, user_code = context.Pipe()
-    process = context.Process(target=_answer, args=(page, str(tmp_path), user_code))
+    process = context.Process(target=page_runs.run_page, args=(page, str(tmp_path), user_code))
     process.start()
     user_code.close()
     try:

@@ -9,6 +9,9 @@ import torch
 
 from shardscope.launch.parity import compare_program
 from shardscope.launch.program import Program
+from shardscope.parallel.equivalence import StepResult
+from shardscope.parallel.parity.captured_steps import CapturedTraining, ReplayResult, Replays
+from shardscope.parallel.parity.captured_training import depends_on_order
 from shardscope.record import TOLERABLE, Finding, Recording, Severity, TensorKind
 
 PROGRAM = Path(__file__).parent / "programs" / "trained.py"
@@ -34,14 +37,16 @@ def test_accelerate_steps_its_scheduler_for_each_rank_on_purpose() -> None:
     assert "Accelerate steps a scheduler once for each rank" in details
 
 
-@pytest.mark.parametrize("words", [(), ("summed",)])
+@pytest.mark.parametrize("words", [(), ("summed", "masked")])
 def test_ranks_with_parts_of_one_sequence_are_compared_together(words: tuple[str, ...]) -> None:
     program = Program(str(PROGRAM.with_name("sequence.py")), words)
     recording = compare_program(program, num_per_node=2)
     alarms = find_alarms(recording)
-    assert [finding.rule for finding in alarms] == ["parity-double-reduction"] * len(words)
+    assert [finding.rule for finding in alarms] == ["parity-double-reduction"] * ("summed" in words)
     assert all("Every gradient is 2 times as large" in finding.fact for finding in alarms)
-    assert recording.gaps == ()
+    # A single process cannot be called with a part of the sequence and the mask of all of it.
+    places = [gap.place for gap in recording.gaps]
+    assert places == ["calls of the model"] * ("masked" in words)
 
 
 def compare(ways: str) -> Recording:
@@ -61,6 +66,8 @@ def find_alarms(recording: Recording) -> list[Finding]:
         ("tp+random", OF_A_STEP),
         # As a single process, it takes twice as many micro-batches.
         ("ddp+random+global+sgd", OF_A_STEP),
+        # A mask is drawn for all samples in a single call.
+        ("ddp+random+masked+counted", OF_A_STEP),
         ("zero+sharded+clipped+sgd", {*OF_A_STEP, TensorKind.NORM}),
     ],
 )
@@ -98,6 +105,24 @@ def test_a_silent_mistake_is_found(ways: str, rule: str, clause: str) -> None:
     (finding,) = find_alarms(recording)
     assert finding.rule == rule
     assert clause in finding.fact
+
+
+def test_what_differs_first_in_a_later_step_is_located_in_that_step() -> None:
+    (finding,) = find_alarms(compare("tp+random+bad_later"))
+    assert "The first tensor that differs is the input of `up`" in finding.fact
+
+
+def test_samples_that_are_paired_by_position_have_no_right_order() -> None:
+    def train(gradient: float) -> CapturedTraining:
+        weight = {"weight": torch.full((4,), gradient)}
+        return CapturedTraining([StepResult([], weight, {})])
+
+    result = ReplayResult([], [], {}, {})
+    replays = Replays(result, result, trainings=[train(1.0), train(1.0 + 1e-6), None, None])
+    assert depends_on_order(replays, train(-1.0))
+    assert not depends_on_order(replays, train(1.0 + 1e-5))
+    noisy = Replays(result, result, trainings=[train(1.0), train(1.01), None, None])
+    assert not depends_on_order(noisy, train(1.05))
 
 
 def test_settings_of_the_optimizer_and_the_samples_of_ranks_are_compared() -> None:

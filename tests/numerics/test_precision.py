@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardscope.numerics import RandomRounding, fp64_mode
+from shardscope.numerics import RandomRounding, convert_model_to_fp64, fp64_mode
 from verdict_cases import numbers
 
 
@@ -112,3 +112,18 @@ def test_integers_that_are_drawn_stay_the_same_integers_in_double_precision():
         drawn = torch.randperm(7), torch.randint(9, (5,))
     assert all(map(torch.equal, plain, drawn))
     assert drawn[0].dtype is torch.int64
+
+
+def test_a_model_in_double_precision_keeps_its_objects_and_what_they_share():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(2, 3))
+    model[1].weight = model[0].weight
+    model.followed = [*model.parameters()]
+    model.flat = numbers(6)
+    model.views = {"middle": model.flat[2:5]}
+    convert_model_to_fp64(model)
+    assert model.followed[0] is model[0].weight is model[1].weight
+    assert isinstance(model[0].weight, torch.nn.Parameter)
+    tensors = [*model.parameters(), model.flat, model.views["middle"]]
+    assert {tensor.dtype for tensor in tensors} == {torch.float64}
+    model.flat[3] = 9
+    assert model.views["middle"][1] == 9

@@ -10,6 +10,7 @@ from shardscope.numerics import find_floor
 from shardscope.parallel.equivalence import (
     AS_IT_IS,
     Case,
+    Runs,
     StepResult,
     Task,
     TensorComparison,
@@ -17,6 +18,7 @@ from shardscope.parallel.equivalence import (
     as_model,
     compare,
     compare_case,
+    make_cases,
     run_all,
     run_task,
 )
@@ -327,3 +329,43 @@ def test_rounding_of_double_precision_is_no_difference_however_little_is_expecte
     assert fp64.verdict.agreement is Agreement.DIFFERS
     (decided,) = recheck_fp64([rounded], {(TensorKind.UPDATED, "weight"): fp64})
     assert (decided.verdict.agreement is Agreement.DIFFERS) is is_wrong
+
+
+def recheck(single: list[torch.Tensor], ranks: list[torch.Tensor]) -> Agreement:
+    """The verdict on a rank's tensor in float32, revised by that in double precision.
+
+    `single` are the single device's runs in float32 and in double precision, each as it is and
+    perturbed; `ranks` is what a rank has in both.
+    """
+    plain, moved, exact, moved_exact = (make_result(y=tensor) for tensor in single)
+    runs = [Runs(plain, exact, ((moved, moved_exact),)), Runs(exact, None, ((moved_exact, None),))]
+    compared = [
+        compare_case(next(make_cases(run, [make_result(y=tensor)])))
+        for run, tensor in zip(runs, ranks, strict=True)
+    ]
+    (decided,) = recheck_fp64(compared[:1], {(TensorKind.OUTPUT, "y"): compared[1]})
+    return decided.verdict.agreement
+
+
+@pytest.mark.parametrize(
+    ("rank", "moved", "agreement"),
+    [
+        (1 + 2e-7, 1 + 1e-7, Agreement.CLOSE),
+        (1.05, 1 + 1e-7, Agreement.DIFFERS),
+        (1 + 2e-7, 1.02, Agreement.DIFFERS),  # chaotic, not another program
+    ],
+)
+def test_where_double_precision_is_another_program_the_own_precision_decides(
+    rank, moved, agreement
+):
+    y = numbers(4, 4)
+    wide = y.double()
+    single = [y, y * moved, 1.02 * wide, 1.02 * wide * (1 + 1e-15)]
+    assert recheck(single, [y * rank, wide]) is agreement
+
+
+def test_two_runs_that_round_zero_to_the_same_number_do_not_make_it_exact():
+    noise = numbers(1, scale=1e-18).double()
+    single = [1e9 * noise.float(), -1e9 * noise.float(), noise, noise.clone()]
+    assert recheck(single, [1e9 * noise.float(), 2.5 * noise]) is Agreement.EQUAL
+    assert recheck(single, [1e9 * noise.float(), 1e6 * noise]) is Agreement.DIFFERS

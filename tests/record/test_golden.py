@@ -51,6 +51,21 @@ from shardscope.record import (
     encode,
     load,
 )
+from shardscope.record.hang_records import (
+    CauseKind,
+    Certainty,
+    GroupProgress,
+    GroupSkew,
+    HangAnalysis,
+    HangCall,
+    HangCause,
+    HangDivergence,
+    HangSide,
+    HangSource,
+    HangWait,
+    RankState,
+    SlowRank,
+)
 
 _FOLDER = Path(__file__).parents[1] / "golden"
 
@@ -169,6 +184,109 @@ def make_first() -> Recording:
             ),
         ),
         gaps=(Gap(place=odd, fact="an op of an unknown kind", rank=3),),
+    )
+
+
+def make_hang() -> HangAnalysis:
+    """A hang with a record of each kind."""
+    ranks = (RankSpan(0, 2),)
+    line = Source(file="train.py", line=12, function="step")
+    call = HangCall(
+        kind=CollectiveKind.ALL_REDUCE,
+        op="nccl:all_reduce",
+        dtype="float32",
+        num_bytes=64,
+        reduce_op="sum",
+        peer=1,
+        is_located=True,
+        module="layers.0",
+        phase=Phase.FORWARD,
+        source=line,
+        state="issued",
+    )
+    return HangAnalysis(
+        is_hang=True,
+        world_size=8,
+        ranks=ranks,
+        missing_ranks=(RankSpan(7),),
+        sources=(
+            HangSource(
+                pattern="run-*.jsonl",
+                format="stream",
+                num_files=2,
+                ranks=ranks,
+                num_calls=5,
+                detail="simulated",
+            ),
+        ),
+        causes=(
+            HangCause(
+                kind=CauseKind.SLOW,
+                certainty=Certainty.LIKELY,
+                ranks=(RankSpan(1),),
+                fact="rank 1 is behind",
+                remedy="Look at it.",
+                evidence=("its stack",),
+                group="dp[0-1]",
+                position=3,
+                source=line,
+            ),
+        ),
+        divergences=(
+            HangDivergence(
+                group="dp[0-1]",
+                position=2,
+                differing=("size",),
+                sides=(HangSide(ranks=ranks, call=call), HangSide(ranks=ranks, call=None)),
+            ),
+        ),
+        waits=(
+            HangWait(
+                group="dp[0-1]",
+                position=3,
+                waiters=(RankSpan(0),),
+                missing=(RankSpan(1),),
+                call=call,
+                is_certain=True,
+            ),
+        ),
+        cycle=(0, 1),
+        progress=(
+            GroupProgress(
+                group="dp[0-1]",
+                group_size=2,
+                ranks=ranks,
+                num_issued=4,
+                num_done=3,
+                behind=1,
+                last=call,
+                now="in step",
+            ),
+        ),
+        num_level_groups=2,
+        states=(RankState(ranks=ranks, activity="in step", detail="killed", frames=(line,)),),
+        slow_ranks=(
+            SlowRank(
+                rank=1,
+                num_collectives=9,
+                num_last=8,
+                excess_ns=70,
+                mean_late_ns=7,
+                group="dp[0-1]",
+                source=line,
+            ),
+        ),
+        skews=(
+            GroupSkew(
+                group="dp[0-1]",
+                num_collectives=9,
+                skew_ns=5,
+                transfer_ns=2,
+                last_rank=1,
+                num_last=8,
+            ),
+        ),
+        unknowns=("no file says it",),
     )
 
 
@@ -306,6 +424,7 @@ def make_second() -> Recording:
         processes=(
             RankProcess(rank=0, host="node-0", pid=17, started_unix_ns=1_700_000_000_000_000_000),
         ),
+        hangs=(make_hang(),),
         comparisons=(
             RunComparison(
                 run_a="a.json",
@@ -355,7 +474,8 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
 def without_later_records(recording: Recording) -> Recording:
     """The recording as it was before values were sampled and processes recorded."""
     calls = tuple(replace(call, returned_ns=None) for call in recording.collectives)
-    return replace(recording, values=(), comparisons=(), processes=(), collectives=calls)
+    later = {"values": (), "comparisons": (), "processes": (), "hangs": ()}
+    return replace(recording, collectives=calls, **later)
 
 
 def test_a_file_of_schema_2_from_before_allocations_were_recorded_still_reads():
@@ -376,3 +496,8 @@ def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
         without_later_records(second), values=second.values, comparisons=second.comparisons
     )
     assert load(_FOLDER / "recording_v2_without_processes.json") == earlier
+
+
+def test_a_file_of_schema_2_from_before_hangs_were_recorded_still_reads():
+    path = _FOLDER / "recording_v2_without_hangs.json"
+    assert load(path) == replace(make_second(), hangs=())

@@ -354,3 +354,13 @@ def test_forward_passes_of_ranks_are_those_that_are_known():
         ).run.num_forwards
 
     assert [merged(2, 2, 2), merged(2, None, 3), merged(None, None, None)] == [2, 3, None]
+
+
+def test_nodes_of_different_sizes_have_no_common_size():
+    def merged(*sizes):
+        return merge(
+            make_recording(run=make_run(world_size=3, ranks=(rank,), ranks_per_node=size))
+            for rank, size in enumerate(sizes)
+        ).run.ranks_per_node
+
+    assert [merged(4, 4, 4), merged(4, None, 4), merged(4, 8, 4)] == [4, 4, None]

@@ -86,6 +86,19 @@ from shardscope.record import (
     ValueSample,
     encode,
 )
+from shardscope.record.hang_records import (
+    GroupProgress,
+    GroupSkew,
+    HangAnalysis,
+    HangCall,
+    HangCause,
+    HangDivergence,
+    HangSide,
+    HangSource,
+    HangWait,
+    RankState,
+    SlowRank,
+)
 from shardscope.record.schema import make_schema
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -162,6 +175,17 @@ _TABLES = {
     "findings": Finding,
     "gaps": Gap,
     "processes": RankProcess,
+    "hangs": HangAnalysis,
+    "hang_sources": HangSource,
+    "hang_causes": HangCause,
+    "hang_calls": HangCall,
+    "hang_waits": HangWait,
+    "hang_divergences": HangDivergence,
+    "hang_sides": HangSide,
+    "hang_progress": GroupProgress,
+    "hang_states": RankState,
+    "skews": GroupSkew,
+    "slow_ranks": SlowRank,
     "stops": Stop,
     "open_spans": SpanBegin,
     "marks": Mark,

@@ -57,7 +57,8 @@ export interface BreakRow {
 /**
  * Collectives in columns, by rank and then in the order in which it issued them.
  *
- * `start_ns` is empty where the run's clock was not recorded, as in a simulation.
+ * `start_ns` is empty where the run's clock was not recorded, as in a simulation, and `step` where
+ * nothing distinguishes steps.
  */
 export interface Calls {
   rank: readonly number[];
@@ -75,6 +76,7 @@ export interface Calls {
   output_bytes: readonly number[];
   wire_bytes: readonly number[];
   start_ns: readonly number[];
+  step: readonly number[];
 }
 
 /**
@@ -133,6 +135,8 @@ export interface Communication {
   implicit_causes: readonly number[];
   calls: Calls;
   steps: readonly StepMark[];
+  step_word: string;
+  num_steps: number;
   num_served: number;
   spans: Spans;
   timings: readonly Timing[];
@@ -246,6 +250,7 @@ export interface EarlierCollectives {
   dtypes: readonly string[];
   ranks: readonly RankRow[];
   traffic: Traffic;
+  num_steps: number;
 }
 
 /**
@@ -282,9 +287,11 @@ export interface EarlierModules {
  * What the page sums of the recording that it is compared with, when something is selected.
  *
  * `modules` are names of its modules: those of the page's modules where both recordings have them.
+ * `figure_parts` are those of `Page.earlier_figures`.
  */
 export interface EarlierRecording {
   modules: readonly string[];
+  figure_parts: FigureParts;
   communication: EarlierCollectives | null;
   memory: readonly EarlierCurve[];
 }
@@ -350,6 +357,23 @@ export interface Figure {
   label: string;
   unit: string;
   value: number;
+  follows: readonly string[];
+}
+
+/**
+ * What figures are sums of, in columns.
+ *
+ * A part is selected if any of its modules and of its phases is; without ranks it concerns all of
+ * them. `modules` is empty if there are too many for a page.
+ */
+export interface FigureParts {
+  figure: readonly number[];
+  modules: readonly (readonly number[])[];
+  axis: readonly string[];
+  kind: readonly string[];
+  phases: readonly string[];
+  ranks: readonly string[];
+  value: readonly number[];
 }
 
 /**
@@ -368,6 +392,7 @@ export interface FindingItem {
   ranks: string;
   count: number;
   module: number;
+  modules: readonly number[];
   source: number;
 }
 
@@ -505,6 +530,7 @@ export interface MatrixParts {
   cause: readonly number[];
   source: readonly number[];
   dtype: readonly number[];
+  step: readonly number[];
   num_bytes: readonly number[];
   merged: readonly string[];
 }
@@ -605,10 +631,11 @@ export interface Page {
   empty_views: readonly EmptyView[];
   terms: readonly Term[];
   figures: readonly Figure[];
+  figure_parts: FigureParts;
   earlier_figures: readonly Figure[];
   earlier: EarlierRecording | null;
   format: "shardscope.page";
-  schema: 5;
+  schema: 6;
 }
 
 /**
@@ -621,7 +648,7 @@ export interface ParallelItem {
   is_fine: boolean;
   inserted: readonly InsertedRow[];
   fallbacks: readonly FallbackRow[];
-  tensors: VerdictTable;
+  tensors: TensorTable;
 }
 
 /**
@@ -655,7 +682,7 @@ export interface ParityItem {
   mesh: string;
   summary: string;
   is_fine: boolean;
-  tensors: VerdictTable;
+  tensors: TensorTable;
   divergences: readonly DivergenceItem[];
 }
 
@@ -705,6 +732,17 @@ export interface RankRow {
 }
 
 /**
+ * Sum of the spans of one name and clock on one rank.
+ */
+export interface RankTiming {
+  rank: number;
+  count: number;
+  total_ns: number;
+  self_ns: number;
+  max_ns: number;
+}
+
+/**
  * A function that was compiled again.
  */
 export interface RecompileRow {
@@ -733,6 +771,7 @@ export interface RunFacts {
   scope: string;
   num_forwards: number | null;
   file: string;
+  findings_note: string;
 }
 
 /**
@@ -833,6 +872,25 @@ export interface SuspectRow {
 }
 
 /**
+ * Tensors that were compared, in columns; those that differ come first.
+ */
+export interface TensorTable {
+  name: readonly string[];
+  kind: readonly string[];
+  agreement: readonly string[];
+  is_fine: readonly boolean[];
+  error: readonly (number | null)[];
+  noise: readonly (number | null)[];
+  suspect: readonly string[];
+  detail: readonly string[];
+  ranks: readonly string[];
+  module: readonly number[];
+  phase: readonly string[];
+  step: readonly number[];
+  dtype: readonly string[];
+}
+
+/**
  * A word of the page, and its meaning as in docs/glossary.md.
  */
 export interface Term {
@@ -842,6 +900,8 @@ export interface Term {
 
 /**
  * Sum of the spans of one name and clock, on the rank where they took longest.
+ *
+ * `ranks` has the sums of each rank; it is empty if there are too many for a page.
  */
 export interface Timing {
   name: string;
@@ -852,6 +912,7 @@ export interface Timing {
   total_ns: number;
   self_ns: number;
   max_ns: number;
+  ranks: readonly RankTiming[];
 }
 
 /**
@@ -859,8 +920,8 @@ export interface Timing {
  *
  * Ranks that issued the same collectives share their rows, which have the figures of one of them
  * and are in the order in which it first issued such a collective. Every sum of collectives on the
- * page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source
- * or dtype that was merged with others; `Communication.traffic_note` says which.
+ * page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source,
+ * dtype or step that was merged with others; `Communication.traffic_note` says which.
  */
 export interface Traffic {
   rank_set: readonly number[];
@@ -871,6 +932,7 @@ export interface Traffic {
   cause: readonly number[];
   source: readonly number[];
   dtype: readonly number[];
+  step: readonly number[];
   count: readonly number[];
   input_bytes: readonly number[];
   wire_bytes: readonly number[];
@@ -885,20 +947,4 @@ export interface VerdictItem {
   concerns: readonly ConcernItem[];
   checks: readonly CheckItem[];
   commands: readonly CommandItem[];
-}
-
-/**
- * Tensors that were compared, in columns; those that differ come first.
- */
-export interface VerdictTable {
-  name: readonly string[];
-  kind: readonly string[];
-  agreement: readonly string[];
-  is_fine: readonly boolean[];
-  error: readonly (number | null)[];
-  noise: readonly (number | null)[];
-  suspect: readonly string[];
-  detail: readonly string[];
-  ranks: readonly string[];
-  module: readonly number[];
 }

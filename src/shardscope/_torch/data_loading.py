@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from torch.utils.data import IterableDataset, default_collate
+
 from shardscope._torch.private import find_class
 
 _LoaderIterator = find_class(
@@ -33,3 +35,20 @@ def watched_batches(take: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
 
     with mock.patch.object(_LoaderIterator, "__next__", draw_next):
         yield
+
+
+def describe_batches(draw: Any) -> str:
+    """What a loader draws from, and whether it knows how many batches there are.
+
+    `draw` is what `watched_batches` calls `take` with.
+    """
+    dataset = getattr(draw.args[0], "_dataset", None)
+    name = type(dataset).__name__
+    is_endless = isinstance(dataset, IterableDataset)
+    return f"DataLoader of the iterable {name}" if is_endless else f"DataLoader of {name}"
+
+
+def is_list_of_samples(draw: Any, batch: Any) -> bool:
+    """Whether a batch is a list with an entry for each sample; torch's own collation makes none."""
+    collate = getattr(draw.args[0], "_collate_fn", None)
+    return isinstance(batch, list) and collate is not default_collate

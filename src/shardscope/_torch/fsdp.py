@@ -71,6 +71,17 @@ def is_fully_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in every_module(model))
 
 
+def asks_for_rounding(model: nn.Module) -> bool:
+    """Whether a policy of FSDP2, or a hook of DDP, asks for another dtype of gradients."""
+    hooks = (getattr(module, "_comm_hooks", None) for module in every_module(model))
+    policies = (
+        param.mp_policy for group in param_groups_within(model) for param in group.fsdp_params
+    )
+    return any(hooks) or any(
+        policy.param_dtype is not None or policy.reduce_dtype is not None for policy in policies
+    )
+
+
 def is_offloaded(model: nn.Module) -> bool:
     """Whether FSDP2 keeps any parameter of `model` on the host."""
     return any(

@@ -108,10 +108,31 @@ def _replace_call(
         _replacing.is_on = False
 
 
-def replace_outermost_calls(replacement: CallReplacement | None) -> None:
-    """Let `replacement` run the calls of watched modules that no other module makes; None: end."""
+@contextmanager
+def replaced_outermost_calls(replacement: CallReplacement) -> Iterator[None]:
+    """Let `replacement` run the calls of watched modules that no other module makes.
+
+    Inside another such context, it runs them by calling that one's replacement.
+    """
     global _replacement
-    _replacement = replacement
+    outer = _replacement
+    _replacement = replacement if outer is None else _nest(outer, replacement)
+    try:
+        yield
+    finally:
+        _replacement = outer
+
+
+def _nest(outer: CallReplacement, inner: CallReplacement) -> CallReplacement:
+    def replace(
+        module: nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return outer(module, call, args, kwargs)
+
+        return inner(module, run, args, kwargs)
+
+    return replace
 
 
 @contextmanager

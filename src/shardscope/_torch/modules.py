@@ -184,6 +184,23 @@ def preserved_model(model: nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
 
 
+@contextmanager
+def preserved_numbers(model: nn.Module) -> Iterator[None]:
+    """Restore the numbers among the attributes of modules, such as counters, when it ends."""
+    snapshots = [(module, _numbers_of(module)) for module in every_module(model)]
+    try:
+        yield
+    finally:
+        for module, numbers in snapshots:
+            for name in _numbers_of(module).keys() - numbers.keys():
+                del vars(module)[name]
+            vars(module).update(numbers)
+
+
+def _numbers_of(module: nn.Module) -> dict[str, int | float]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+
+
 def _snapshot(module: nn.Module) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     attributes = dict(vars(module))
     containers = [value for value in attributes.values() if isinstance(value, _CONTAINERS)]

@@ -21,9 +21,17 @@ _is_transformed = find_name("torch._C._functorch.is_functorch_wrapped_tensor", _
 _unwrap_transformed = find_name("torch._C._functorch.get_unwrapped", _NEED)
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a transform of torch.func, such as vmap, and not to the program.
+
+    It must not be kept after the transform has ended.
+    """
+    return not is_missing(_is_transformed) and bool(_is_transformed(tensor))
+
+
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor itself, or the tensors that it wraps, at any depth."""
-    while not is_missing(_is_transformed) and _is_transformed(tensor):
+    while is_transformed(tensor):
         tensor = _unwrap_transformed(tensor)
     if not is_wrapper_type(type(tensor)):
         yield tensor

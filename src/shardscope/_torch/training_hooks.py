@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CellType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -31,8 +32,8 @@ _clip_with_norm = find_name("torch.nn.utils.clip_grad._clip_grads_with_norm_", _
 _READS = ("item", "tolist", "__float__", "__int__")
 
 
-class TrainingListener(Protocol):
-    """Called on the thread that watches. Must not raise."""
+class TrainingListener:
+    """Called on the thread that watches; subclasses have what they need. Must not raise."""
 
     def before_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Backward is about to start at these tensors."""
@@ -51,6 +52,9 @@ class TrainingListener(Protocol):
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
+
+    def decide(self, number: float) -> None:
+        """A scheduler is about to decide by a number whether the learning rate changes."""
 
     def read(self, tensor: torch.Tensor, value: object) -> None:
         """The program reads the value of a tensor, as with `item()`."""
@@ -147,6 +151,7 @@ def _install() -> None:
     for hook in hooks:
         _installed.callback(hook.remove)
     _exchange(torch.autograd, "backward", _watch_backward)
+    _exchange(ReduceLROnPlateau, "step", _watch_decision)
     begin = _precede(lambda listener: listener.before_clipping())
     for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
         _exchange_wrapped(function, begin)
@@ -225,3 +230,12 @@ def _watch_backward(function: Any) -> Any:
         return result
 
     return backward
+
+
+def _watch_decision(function: Any) -> Any:
+    @functools.wraps(function)
+    def step(scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        _report(lambda listener: listener.decide(float(metrics)))
+        return function(scheduler, metrics, *args, **kwargs)
+
+    return step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import socket
 import sys
@@ -87,11 +88,23 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrume
     )
 
 
+# How many ranks launchers say there are in all, and on this node: torchrun, Open MPI, MPICH, Slurm.
+_LAUNCHERS = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+_SAME_NUMBER = re.compile(r"([1-9]\d{0,8})(\(x\d+\))?")  # Slurm's `8(x16)`: 8 on each of 16 nodes
+
+
 def _read_node_size(world_size: int) -> int | None:
-    """How many ranks share a node, as torchrun tells its processes; None if nothing says so."""
-    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    is_launched = os.environ.get("WORLD_SIZE") == str(world_size) and local_size.isdecimal()
-    return int(local_size) or None if is_launched else None
+    """How many ranks share a node, as their launcher says; None if nothing says so."""
+    for total, on_node in _LAUNCHERS:
+        match = _SAME_NUMBER.fullmatch(os.environ.get(on_node, ""))
+        if match and os.environ.get(total) == str(world_size):
+            return int(match[1])
+    return None
 
 
 def describe_process(rank: int, *, started_unix_ns: int) -> RankProcess:

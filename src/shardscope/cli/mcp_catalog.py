@@ -216,6 +216,17 @@ TOOLS = (
         runs_code=False,
     ),
     Tool(
+        name="hang",
+        title="Explain why a run hangs",
+        text="The likely cause of a hang on a cluster, from files that its ranks left behind: who "
+        "waits for whom, the first divergence, which rank is behind and why, and what the files "
+        "cannot say. Reads streams, Flight Recorder dumps, ncclras output, NCCL logs, stacks, "
+        "TORCH_TRACE folders and logs of the run, in any mixture. If nothing hangs, it names the "
+        "rank that the others waited for.",
+        arguments=(_list("files", "Files, folders or patterns.", is_required=True),),
+        runs_code=False,
+    ),
+    Tool(
         name="compare",
         title="Compare the values of two real runs",
         text="The first training step, module and tensor whose values differ between two runs of a "

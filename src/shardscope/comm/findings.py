@@ -19,6 +19,7 @@ from shardscope.record.recording import (
     Redistribute,
     Severity,
 )
+from shardscope.record.traffic import TrafficTotals, choose_busiest, count_traffic
 from shardscope.record.units import format_bytes
 
 IMPLICIT_ALL_TO_ALL = "implicit-all-to-all"
@@ -62,10 +63,10 @@ def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Coll
     assert isinstance(cause, Redistribute)
     op = asked_by.removesuffix(".default")
     received = format_bytes(sum(call.output_bytes for call in calls))
-    sent_bytes: Counter[int] = Counter()
-    for call in calls:
-        sent_bytes[call.rank] += call.wire_bytes
-    busiest, most_bytes = sent_bytes.most_common(1)[0]
+    totals: defaultdict[int, TrafficTotals] = defaultdict(TrafficTotals)
+    for call in sorted(calls, key=lambda call: call.rank):
+        totals[call.rank] += count_traffic(call)
+    busiest = choose_busiest(totals.values())
     return Finding(
         rule=rule,
         severity=Severity.WARNING,
@@ -77,8 +78,8 @@ def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Coll
         "where the tensor is smallest.",
         rank=first.rank if len(ranks) == 1 else None,
         source=first.source,
-        num_collectives=sum(call.rank == busiest for call in calls),
-        sent_bytes=most_bytes,
+        num_collectives=busiest.count,
+        sent_bytes=busiest.wire_bytes,
     )
 
 
@@ -104,7 +105,12 @@ _FINDING_RULES = (IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, *RULES)
 
 
 def review(recording: Recording) -> Recording:
-    """Compute this package's findings anew, and keep all other findings."""
+    """Compute this package's findings anew, and keep all other findings.
+
+    Those of a hang come from more files than the collectives of the recording.
+    """
+    if recording.hangs:
+        return recording
     # A merged recording has more ranks than the ones its findings were computed from.
     gaps = [gap for gap in recording.gaps if not is_about_tags(gap)]
     gaps += find_unknown_waits(recording)

@@ -45,6 +45,7 @@ from shardscope.record import (
     CollectiveKind,
     Finding,
     Gap,
+    Group,
     Module,
     RankProcess,
     RankSpan,
@@ -233,6 +234,14 @@ class Trace:
         """
         session = self._entered()
         return save(session.recording(), name_for_rank(path, session.rank), force=force)
+
+    def list_from(self, first: int) -> tuple[tuple[Group, ...], list[Collective]]:
+        """The groups, and the collectives from number `first` on, that were recorded so far.
+
+        Cheaper than `recording`, for observers that follow a run.
+        """
+        recorder = self._entered().recorder
+        return recorder.groups.groups, recorder.collectives[first:]
 
     def _entered(self) -> TraceSession:
         if self._session is None:

@@ -28,7 +28,7 @@ from shardscope._torch.mesh import axis_names, describe_placements
 from shardscope._torch.module_calls import watch_results
 from shardscope._torch.modules import is_wrapper, own_buffers, own_parameters
 from shardscope._torch.storage import count_writes
-from shardscope._torch.training_hooks import unwatched, watch_training
+from shardscope._torch.training_hooks import TrainingListener, unwatched, watch_training
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.attribution.program_records import is_simulated
@@ -94,7 +94,7 @@ def read_samples(values: Values) -> ValueSamples | None:
 
 
 @final
-class ValueSampler:
+class ValueSampler(TrainingListener):
     """Samples the values of a trace. A step ends when a model is called after its optimizer.
 
     `report` is called with a sentence on what could not be sampled, `emit` with each sample.

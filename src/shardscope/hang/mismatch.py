@@ -7,14 +7,17 @@ with receives; of a run that was killed it also names the ranks that are behind 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
 from msgspec import Struct
 
+from shardscope.hang.evidence import CallSignature
 from shardscope.hang.rank_calls import (
     RANK_MISMATCH,
     GroupCalls,
+    IssuedCall,
+    RankCalls,
     Route,
     describe_call,
     find_drift,
@@ -41,14 +44,20 @@ _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.RE
 Facets = tuple[tuple[str, object], ...]
 
 
-class _Divergence(Struct, frozen=True):
+class Divergence(Struct, frozen=True):
     """The first position at which the ranks of a group disagree.
 
     `sides` maps the facets to the ranks that have them; `()` is for ranks without a collective.
     """
 
+    group: str
     position: int
     sides: dict[Facets, list[int]]
+
+    def order_sides(self) -> list[Facets]:
+        """The sides, fewest ranks first; of two equal sides, that which stopped."""
+        sides = self.sides
+        return sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
 
 
 def match_ranks(recording: Recording) -> tuple[Finding, ...]:
@@ -56,56 +65,116 @@ def match_ranks(recording: Recording) -> tuple[Finding, ...]:
 
     For a run that was killed or raised, also the ranks that are behind or in a deadlock.
     """
-    findings: list[Finding] = []
-    diverged: dict[str, int] = {}
     groups = sort_by_group(recording)
+    diverged = find_divergences(groups)
+    positions = {name: divergence.position for name, divergence in diverged.items()}
+    findings = explain_mismatches(groups, diverged)
+    return (*findings, *find_hang(recording, groups, positions))
+
+
+def find_divergences(groups: Mapping[str, GroupCalls]) -> dict[str, Divergence]:
+    """By group, the first position at which its ranks disagree."""
+    found = {name: _find_divergence(name, group) for name, group in groups.items()}
+    return {name: divergence for name, divergence in found.items() if divergence is not None}
+
+
+def explain_mismatches(
+    groups: Mapping[str, GroupCalls], diverged: Mapping[str, Divergence]
+) -> list[Finding]:
+    """Findings for groups that diverged, and for sends and receives without their counterpart."""
+    findings: list[Finding] = []
     for name, group in groups.items():
-        divergence = _find_divergence(group)
-        if divergence is not None:
-            diverged[name] = divergence.position
-            findings.append(_explain(name, divergence, group))
+        if name in diverged:
+            findings.append(_explain(name, diverged[name], group))
         elif any(calls.transfers for calls in group.values()):
             findings.extend(_find_unpaired(name, group))
-    return (*findings, *find_hang(recording, groups, diverged))
+    return findings
 
 
-def _find_divergence(group: GroupCalls) -> _Divergence | None:
-    issuers: dict[int, list[int]] = defaultdict(list)
-    for rank, calls in group.items():
-        for position in calls.collectives:
-            issuers[position].append(rank)
+def _find_divergence(name: str, group: GroupCalls) -> Divergence | None:
     # A finished rank has all positions up to its last, so the shortest is the first to lack one.
     finished = {rank: calls for rank, calls in group.items() if calls.is_finished}
     shortest = min((calls.num_collectives for calls in finished.values()), default=None)
-    for position, ranks in sorted(issuers.items()):
+    if shortest is None and _are_equal(group):
+        return None
+    for position in sorted(_find_candidates(group, shortest)):
         sides: dict[Facets, list[int]] = defaultdict(list)
-        for rank in ranks:
-            sides[_facets(group[rank].collectives[position])].append(rank)
-        if shortest is not None and position >= shortest:
+        for rank, calls in group.items():
+            if position in calls.collectives:
+                sides[facets_of(calls.collectives[position])].append(rank)
+        if sides and shortest is not None and position >= shortest:
             sides[()] = [
                 rank for rank, calls in finished.items() if calls.num_collectives <= position
             ]
+        sides = _drop_unknown_words(sides)
         if len(sides) > 1:
-            return _Divergence(position, sides)
+            return Divergence(name, position, sides)
     return None
 
 
-def _facets(call: Collective) -> Facets:
+def differ(call: Collective, other: Collective) -> bool:
+    """Whether two ranks of a group may not issue these as the same collective."""
+    return facets_of(call) != facets_of(other)
+
+
+def _are_equal(group: GroupCalls) -> bool:
+    """Whether all ranks have the same calls from the same position on."""
+    variants = {
+        rank if calls.facet_ids is None else (calls.first, calls.facet_ids)
+        for rank, calls in group.items()
+        if calls.collectives
+    }
+    return len(variants) <= 1
+
+
+def _find_candidates(group: GroupCalls, shortest: int | None) -> Iterable[int]:
+    """Positions at which ranks may disagree."""
+    numbers: dict[int, int] = {}
+    candidates: set[int] = set()
+    for variant in _list_variants(group):
+        if variant.facet_ids is None:
+            return {position for calls in group.values() for position in calls.collectives}
+        ids = memoryview(variant.facet_ids).cast("I")
+        for position, number in enumerate(ids, variant.first):
+            if number and numbers.setdefault(position, number) != number:
+                candidates.add(position)
+    if shortest is not None:
+        candidates.update(position for position in numbers if position >= shortest)
+    return candidates
+
+
+def _list_variants(group: GroupCalls) -> list[RankCalls]:
+    """A rank's calls for each distinct sequence of calls."""
+    variants: dict[object, RankCalls] = {}
+    for rank, calls in group.items():
+        if calls.collectives:
+            key = rank if calls.facet_ids is None else (calls.first, calls.facet_ids)
+            variants.setdefault(key, calls)
+    return list(variants.values())
+
+
+def facets_of(call: IssuedCall | CallSignature) -> Facets:
+    """The properties of a call that must be equal on all ranks, as far as they are recorded."""
     kind = call.kind
     if kind == CollectiveKind.BARRIER:
         return (("kind", kind),)
-    facets: list[tuple[str, object]] = [("kind", kind), ("dtype", call.dtype)]
-    if kind in _REDUCING:
-        facets.append(("reduce op", call.reduce_op))
-    if kind in _ROOTED:
-        facets.append(("root", call.peer))
+    facets: list[tuple[str, object]] = [("kind", kind if kind is not None else call.op)]
+    if call.dtype:
+        facets.append(("dtype", call.dtype))
+    if isinstance(call, Collective) or call.is_rooted:
+        if kind in _REDUCING:
+            facets.append(("reduce op", call.reduce_op))
+        if kind in _ROOTED:
+            facets.append(("root", call.peer))
     num_bytes = _common_bytes(call)
     if num_bytes is not None:
         facets.append(("size", num_bytes))
+    elif not isinstance(call, Collective) and call.num_elements is not None:
+        facets.append(("elements", call.num_elements))
     return tuple(facets)
 
 
-def _common_bytes(call: Collective) -> int | None:
+def _common_bytes(call: IssuedCall | CallSignature) -> int | None:
     """The size that must be equal on all ranks; None if ranks may differ (uneven splits)."""
     match call.kind:
         case CollectiveKind.ALL_GATHER:
@@ -118,10 +187,25 @@ def _common_bytes(call: Collective) -> int | None:
     return None
 
 
-def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
+def _drop_unknown_words(sides: dict[Facets, list[int]]) -> dict[Facets, list[int]]:
+    """Join sides that differ only in what the dumps of some ranks do not record."""
+    words: dict[object, set[str]] = {}
+    for facets in sides:
+        if facets:
+            present = {word for word, _ in facets}
+            kind = facets[0][1]
+            words[kind] = words.get(kind, present) & present
+    joined: dict[Facets, list[int]] = defaultdict(list)
+    for facets, ranks in sides.items():
+        common = tuple(facet for facet in facets if facet[0] in words[facets[0][1]])
+        joined[common if facets else ()].extend(ranks)
+    return {facets: sorted(ranks) for facets, ranks in joined.items()}
+
+
+def _explain(name: str, divergence: Divergence, group: GroupCalls) -> Finding:
     position, sides = divergence.position, divergence.sides
     # Report a rank of the smallest side; of two equal sides, of the one that stopped.
-    by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
+    by_size = divergence.order_sides()
     rank = sides[by_size[0]][0]
     calls = group[rank].collectives
     call = calls.get(position)
@@ -137,7 +221,7 @@ def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
         rule=RANK_MISMATCH,
         severity=Severity.ERROR,
         subject=f"group {name}",
-        fact=f"ranks disagree on {_name_differences(sides)} at position {position} of group "
+        fact=f"ranks disagree on {name_differences(sides)} at position {position} of group "
         f"{name}: " + "; ".join(shown),
         remedy="Make every rank of the group take the same branch and pass the same shapes and "
         "dtypes there; a real run hangs or mixes up data at this point.",
@@ -166,14 +250,19 @@ def _describe_unknown(ranks: set[int], group: GroupCalls) -> str:
     return "; ".join(words)
 
 
-def _name_differences(sides: Iterable[Facets]) -> str:
+def name_differences(sides: Iterable[Facets]) -> str:
+    """What differs between sides, in words."""
+    return " and ".join(list_differences(sides)) or "whether there is a collective"
+
+
+def list_differences(sides: Iterable[Facets]) -> list[str]:
+    """The words of what differs between sides; empty if only whether they issued anything."""
     present = [dict(facets) for facets in sides if facets]
     words = dict.fromkeys(word for facets in present for word in facets)
     kinds = {facets["kind"] for facets in present}
     if len(kinds) > 1:
-        return "kind"
-    differing = [word for word in words if len({facets.get(word) for facets in present}) > 1]
-    return " and ".join(differing) or "whether there is a collective"
+        return ["kind"]
+    return [word for word in words if len({facets.get(word) for facets in present}) > 1]
 
 
 def _find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
@@ -203,8 +292,8 @@ def _find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
 def _find_transfer_problem(
     name: str,
     route: Route,
-    sends: list[Collective],
-    receives: list[Collective],
+    sends: list[IssuedCall],
+    receives: list[IssuedCall],
     group: GroupCalls,
 ) -> tuple[int, int, Finding] | None:
     sender, receiver = route
@@ -222,7 +311,7 @@ def _find_transfer_problem(
     return None
 
 
-def _compare_ends(route: Route, send: Collective | None, receive: Collective | None) -> str | None:
+def _compare_ends(route: Route, send: IssuedCall | None, receive: IssuedCall | None) -> str | None:
     sender, receiver = route
     if receive is None and send is not None:
         return f"rank {receiver} never receives what rank {sender} sent it: " + (
@@ -250,7 +339,7 @@ def _compare_ends(route: Route, send: Collective | None, receive: Collective | N
     )
 
 
-def _make_transfer_finding(name: str, fact: str, call: Collective) -> Finding:
+def _make_transfer_finding(name: str, fact: str, call: IssuedCall) -> Finding:
     return Finding(
         rule=RANK_MISMATCH,
         severity=Severity.ERROR,

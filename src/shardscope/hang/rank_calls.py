@@ -7,11 +7,13 @@ for each other in a cycle are deadlocked.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shardscope.hang.dumped_calls import DumpedCall
+from shardscope.hang.evidence import CallSignature
 from shardscope.record.base import CollectiveKind, Phase
 from shardscope.record.ranks import list_ranks
 from shardscope.record.recording import (
@@ -25,18 +27,37 @@ RANK_MISMATCH = "rank-mismatch"
 P2P_KINDS = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
-class RankCalls(Struct, frozen=True):
-    """What one rank issued in one group, as far as its recording shows."""
+IssuedCall = Collective | DumpedCall
+"""A call of a recording, or of a dump, which knows less of it."""
 
-    collectives: dict[int, Collective]  # by position among the group's collectives
-    transfers: list[Collective]  # sends and receives, up to the first that may be missing
+
+class RankCalls(Struct, frozen=True):
+    """What one rank issued in one group, as far as its recording or dump shows.
+
+    `num_issued` is set where more were issued than are listed; positions below `num_done` are known
+    to have completed. `facet_ids` are those of a dump, from position `first` on: they
+    are 32-bit numbers, of which equal ones mean equal facets, and 0 that no call is known.
+    """
+
+    collectives: Mapping[int, IssuedCall]  # by position among the group's collectives
+    transfers: Sequence[IssuedCall]  # sends and receives, up to the first that may be missing
     is_known: bool  # what is not here was not issued before the recording stops
     is_finished: bool  # and the rank left its trace normally, so it was never issued
+    num_issued: int = 0
+    num_done: int = 0
+    first: int = 0
+    facet_ids: bytes | None = None
 
     @property
     def num_collectives(self) -> int:
         """The number of positions that the rank has reached."""
-        return max(self.collectives, default=-1) + 1
+        if self.facet_ids is not None:
+            return self.num_issued
+        return max(max(self.collectives, default=-1) + 1, self.num_issued)
+
+    def is_done(self, position: int) -> bool:
+        """Whether the collective at a position is known to have completed on this rank."""
+        return position < self.num_done
 
 
 GroupCalls = dict[int, RankCalls]
@@ -68,8 +89,8 @@ def _read_group(
 
 def _read_rank(calls: list[Collective], *, is_known: bool, has_transfers: bool) -> RankCalls:
     """Each call at its position in the group, even if calls before it are missing."""
-    collectives: dict[int, Collective] = {}
-    transfers: list[Collective] = []
+    collectives: dict[int, IssuedCall] = {}
+    transfers: list[IssuedCall] = []
     position = -1
     for index, call in enumerate(sorted(calls, key=lambda call: call.group_order)):
         position = max(position + 1, call.group_order)
@@ -97,7 +118,7 @@ def find_drift(group: GroupCalls, late: int, other_ranks: Iterable[int]) -> str 
     return None
 
 
-def line_of(call: Collective | None) -> str:
+def line_of(call: IssuedCall | None) -> str:
     """`train.py:12`, or an empty string if the line is unknown."""
     return "" if call is None or call.source is None else f"{call.source.file}:{call.source.line}"
 
@@ -108,30 +129,58 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(distinct) > 1 else ''} {list_ranks(distinct)}"
 
 
-def payload_bytes(call: Collective) -> int:
-    """The size of the data, whether this rank sends or receives it."""
-    return max(call.input_bytes, call.output_bytes)
+def payload_bytes(call: IssuedCall | CallSignature) -> int | None:
+    """The size of the data, whether this rank sends or receives it; None if it is not recorded."""
+    sizes = [size for size in (call.input_bytes, call.output_bytes) if size is not None]
+    return max(sizes, default=None)
 
 
-def describe_call(call: Collective) -> str:
+def describe_call(call: IssuedCall) -> str:
     """Kind, dtype, size, module, phase and line of a call, as text."""
-    parts = [str(call.kind), call.dtype, f"{payload_bytes(call):,} bytes"]
+    parts = [_name_kind(call), call.dtype, _describe_size(call)]
     if call.reduce_op is not None:
         parts.append(f"op {call.reduce_op}")
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
-    elif call.kind is CollectiveKind.RECV:
+    elif receives_from_any(call):
         parts.append("from any rank")
-    return f"{' '.join(part for part in parts if part)} ({_describe_location(call)})"
+    location = _describe_location(call)
+    return " ".join(part for part in parts if part) + (f" ({location})" if location else "")
 
 
-def _describe_location(call: Collective) -> str:
-    parts = ["outside any module" if call.owner is None else call.owner or "the root module"]
-    if call.phase is not Phase.OUTSIDE:
-        parts.append(str(call.phase))
+def _name_kind(call: IssuedCall) -> str:
+    if call.kind is not None:
+        return str(call.kind)
+    return call.op or "a call that is not in its dump"
+
+
+def _describe_size(call: IssuedCall) -> str:
+    size = payload_bytes(call)
+    if size is not None:
+        return f"{size:,} bytes"
+    if isinstance(call, DumpedCall) and call.num_elements is not None:
+        return f"{call.num_elements:,} elements"
+    return ""
+
+
+def _describe_location(call: IssuedCall) -> str:
+    parts = []
+    if not isinstance(call, DumpedCall) or call.is_located:
+        parts.append(
+            "outside any module" if call.owner is None else call.owner or "the root module"
+        )
+        if call.phase not in (None, Phase.OUTSIDE):
+            parts.append(str(call.phase))
     if line := line_of(call):
         parts.append(line)
     return ", ".join(parts)
+
+
+def receives_from_any(call: IssuedCall) -> bool:
+    """Whether a call receives from any rank."""
+    if isinstance(call, DumpedCall):
+        return call.is_from_any
+    return call.kind is CollectiveKind.RECV and call.peer is None
 
 
 Route = tuple[int, int]
@@ -140,15 +189,15 @@ Route = tuple[int, int]
 
 def sort_by_route(
     group: GroupCalls,
-) -> tuple[dict[Route, list[Collective]], dict[Route, list[Collective]], set[int]]:
+) -> tuple[dict[Route, list[IssuedCall]], dict[Route, list[IssuedCall]], set[int]]:
     """Sends and receives by route, in order, and the ranks that receive from any rank."""
-    sends: dict[Route, list[Collective]] = defaultdict(list)
-    receives: dict[Route, list[Collective]] = defaultdict(list)
+    sends: dict[Route, list[IssuedCall]] = defaultdict(list)
+    receives: dict[Route, list[IssuedCall]] = defaultdict(list)
     from_anyone: set[int] = set()
     for rank, calls in group.items():
         for call in calls.transfers:
             if call.peer is None:
-                from_anyone.add(rank)
+                from_anyone.add(rank)  # or its peer is not known
             elif call.kind == CollectiveKind.SEND:
                 sends[rank, call.peer].append(call)
             else:
@@ -156,7 +205,7 @@ def sort_by_route(
     return sends, receives, from_anyone
 
 
-def find_unsent(group: GroupCalls) -> dict[int, Collective]:
+def find_unsent(group: GroupCalls) -> dict[int, IssuedCall]:
     """By rank, its first receive from any rank for which no rank of the group sent a message.
 
     Empty if what some rank of the group sent is not known.
@@ -166,15 +215,16 @@ def find_unsent(group: GroupCalls) -> dict[int, Collective]:
     if not transfers or len(group) < transfers[0].num_ranks or not is_known:
         return {}
     num_sent = Counter(call.peer for call in transfers if call.kind is CollectiveKind.SEND)
-    unsent: dict[int, Collective] = {}
+    unsent: dict[int, IssuedCall] = {}
     for rank, calls in group.items():
         receives = [call for call in calls.transfers if call.kind is CollectiveKind.RECV]
-        if num_sent[rank] < len(receives) and receives[num_sent[rank]].peer is None:
+        if num_sent[rank] < len(receives) and receives_from_any(receives[num_sent[rank]]):
             unsent[rank] = receives[num_sent[rank]]
     return unsent
 
 
 _K = CollectiveKind
+_ROOTED = (_K.BROADCAST, _K.SCATTER, _K.REDUCE, _K.GATHER)
 
 GroupRoute = tuple[str, int, int]
 """Of a send or receive: its group, the sender and the receiver."""
@@ -185,11 +235,11 @@ class Wait(Struct, frozen=True):
 
     group: str
     position: int | None  # among the group's collectives; None for a send or receive
-    waiters: dict[int, Collective]  # the call of each waiting rank
+    waiters: dict[int, IssuedCall]  # the call of each waiting rank
     missing: tuple[int, ...]
     is_any: bool = False  # any of the missing ranks but the waiter ends the wait, not only all
 
-    def blocks(self, call: Collective) -> bool:
+    def blocks(self, call: IssuedCall) -> bool:
         """Whether a call of one of the waiters cannot return before the wait is over."""
         if call.group != self.group:
             return False
@@ -203,26 +253,30 @@ Waiting = dict[int, list[Wait]]
 """By rank, what it waits in; each leads on to the ranks that it misses."""
 
 
-def returns_alone(call: Collective) -> bool:
+def returns_alone(call: IssuedCall) -> bool:
     """Whether a call may return on its rank before other ranks issue theirs."""
     if call.kind is _K.SEND or _is_async(call):
         return True
+    if isinstance(call, DumpedCall) and not call.is_rooted:
+        return call.kind in _ROOTED
     is_root = call.peer == call.rank
     if call.kind in (_K.BROADCAST, _K.SCATTER):
         return is_root
     return call.kind in (_K.REDUCE, _K.GATHER) and not is_root
 
 
-def is_blocking_transfer(call: Collective) -> bool:
+def is_blocking_transfer(call: IssuedCall) -> bool:
     """Whether a call is `dist.send` or `dist.recv`."""
     return call.kind in P2P_KINDS and _api_of(call) in ("send", "recv")
 
 
-def _is_async(call: Collective) -> bool:
+def _is_async(call: IssuedCall) -> bool:
     return _api_of(call) in ("isend", "irecv", "batch_isend_irecv")
 
 
-def _api_of(call: Collective) -> str:
+def _api_of(call: IssuedCall) -> str:
+    if isinstance(call, DumpedCall):
+        return call.api.rpartition(".")[2]
     return call.cause.api.rpartition(".")[2] if isinstance(call.cause, Call) else ""
 
 

@@ -3,45 +3,91 @@
 A stream contains each collective before it is issued, so the last record of a killed rank is the
 collective in which it was stuck. A rank that issued a collective waits for the ranks of its group
 that did not, and a receive waits for its send. In the graph of these waits, a rank that waits for
-no other is behind, and a cycle is a deadlock.
+no other is behind, and a cycle is a deadlock. `wait_text.py` says it in sentences.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import final
 
+from msgspec import Struct
+
+from shardscope.hang.dumped_calls import DumpedCall
+from shardscope.hang.evidence import CallState, find_last_activity
 from shardscope.hang.rank_calls import (
     GroupCalls,
+    IssuedCall,
     Wait,
     Waiting,
-    describe_call,
     find_cycle,
-    find_drift,
     find_unsent,
     is_blocking_transfer,
-    line_of,
-    name_ranks,
     replay_receives,
     returns_alone,
     sort_by_group,
     sort_by_route,
 )
+from shardscope.hang.wait_text import (
+    describe_pairs,
+    explain_behind,
+    explain_cycle,
+    explain_unrecorded,
+)
 from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
-from shardscope.record.recording import Collective, Finding, Gap, Recording, Severity
-
-DEADLOCK = "deadlock"
-RANK_BEHIND = "rank-behind"
+from shardscope.record.recording import Finding, Gap, Recording, Stop
 
 _UNKNOWN_TAGS = "tags are not recorded"  # how a gap about a send and a receive ends
 
-_MAX_NAMED = 4  # waits, positions and edges of a cycle that a sentence lists
 # Backends whose collectives block until they are done, unless async_op=True.
-_BLOCKING_BACKENDS = ("gloo", "mpi")
-# Errors by which a user, a scheduler or a launcher ends a rank that hangs.
-_INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "SignalException")
+BLOCKING_BACKENDS = ("gloo", "mpi")
+
+
+class RunState(Struct, frozen=True):
+    """Where the ranks of a run stopped: what the search for waits reads besides the calls.
+
+    `last` is the last call of each rank, `last_on_thread` of each of its threads. `seen_ns` is the
+    time, on the rank's clock, when a thread last entered or left a phase. `blocking` are groups
+    whose collectives return when they are done. `busy` are ranks known to be outside of any wait,
+    `stuck` those whose oldest call is the oldest of all ranks of its group, and completes on none.
+    """
+
+    stops: Mapping[int, Stop]
+    last: Mapping[int, IssuedCall]
+    last_on_thread: Mapping[tuple[int, str], IssuedCall]
+    members: Mapping[str, tuple[RankSpan, ...]]
+    blocking: frozenset[str] = frozenset()
+    seen_ns: Mapping[tuple[int, str], int] = {}
+    busy: frozenset[int] = frozenset()
+    stuck: frozenset[int] = frozenset()
+    is_simulated: bool = False
+
+
+class HangKind(StrEnum):
+    """What the graph of waits shows."""
+
+    BEHIND = "behind"  # ranks that others wait for do not wait themselves
+    CYCLE = "cycle"  # ranks wait for each other
+    UNRECORDED = "unrecorded"  # all recorded ranks wait; the others of the group left nothing
+    STUCK = "stuck"  # the ranks that others wait for are in a call that all have issued
+
+
+class HangState(Struct, frozen=True):
+    """The waits of a run, and the ranks at which they end.
+
+    `ranks` are those behind, those of the cycle in order, or those without a recording. `certain`
+    and `likely` are the waits that each rank is certainly in, and may be in.
+    """
+
+    kind: HangKind
+    ranks: list[int]
+    waits: list[Wait]
+    certain: Waiting
+    likely: Waiting
+    is_certain: bool = True
 
 
 def find_hang(
@@ -59,8 +105,54 @@ def find_hang(
         waiting = replay_receives(recording, groups)
         cycle = find_cycle(waiting)
         if cycle is not None:
-            return [_explain_cycle(cycle, waiting)]
-    return _Hang(recording, groups, diverged).find() if recording.stops else []
+            return [explain_cycle(cycle, waiting)]
+    if not recording.stops:
+        return []
+    run = read_run_state(recording)
+    state = find_hang_state(run, groups, diverged)
+    return [] if state is None else [explain_hang(state, run, groups)]
+
+
+def explain_hang(state: HangState, run: RunState, groups: Mapping[str, GroupCalls]) -> Finding:
+    """The finding for ranks that wait."""
+    match state.kind:
+        case HangKind.CYCLE:
+            if state.is_certain:
+                return explain_cycle(state.ranks, state.certain, also=state.likely)
+            return explain_cycle(state.ranks, state.likely, is_certain=False)
+        case HangKind.BEHIND:
+            waiting = set(state.likely)
+            return explain_behind(state.ranks, state.waits, waiting, run.stops, run.last, groups)
+    wait = state.waits[0]
+    return explain_unrecorded(wait, list(wait.missing), groups[wait.group])
+
+
+def read_run_state(recording: Recording) -> RunState:
+    """Where the ranks of a recording stopped."""
+    last: dict[int, IssuedCall] = {}
+    last_on_thread: dict[tuple[int, str], IssuedCall] = {}
+    for call in sorted(recording.collectives, key=lambda call: call.order):
+        last[call.rank] = call
+        last_on_thread[call.rank, call.thread] = call
+    stops = {stop.rank: stop for stop in recording.stops}
+    return RunState(
+        stops=stops,
+        last=last,
+        last_on_thread=last_on_thread,
+        members={group.name: group.ranks for group in recording.groups},
+        blocking=frozenset(
+            group.name for group in recording.groups if group.backend in BLOCKING_BACKENDS
+        ),
+        seen_ns=find_last_activity(recording, stops),
+        is_simulated=recording.run.is_simulated,
+    )
+
+
+def find_hang_state(
+    run: RunState, groups: Mapping[str, GroupCalls], diverged: Mapping[str, int]
+) -> HangState | None:
+    """The waits of a run in which ranks stopped; None if none of them waits."""
+    return _Hang(run, groups, diverged).find()
 
 
 @final
@@ -68,36 +160,42 @@ class _Hang:
     """The waits in a run in which at least one rank was killed or raised an error."""
 
     def __init__(
-        self, recording: Recording, groups: dict[str, GroupCalls], diverged: dict[str, int]
+        self, run: RunState, groups: Mapping[str, GroupCalls], diverged: Mapping[str, int]
     ) -> None:
-        self._recording = recording
+        self._run = run
         self._groups = groups
-        self._stops = {stop.rank: stop for stop in recording.stops}
-        self._last: dict[int, Collective] = {}  # by rank
-        self._last_on_thread: dict[tuple[int, str], Collective] = {}
-        for call in sorted(recording.collectives, key=lambda call: call.order):
-            self._last[call.rank] = call
-            self._last_on_thread[call.rank, call.thread] = call
+        self._stops = run.stops
         # Ranks that stopped because of a mismatch, which has a finding of its own.
         self._explained: set[int] = set()
         self._waits = list(self._find_waits(diverged))
 
-    def find(self) -> list[Finding]:
+    def find(self) -> HangState | None:
         """A certain deadlock, else the ranks that are behind, else a likely deadlock."""
         certain, likely = self._sort_waits()
         cycle = find_cycle(certain)
         if cycle is not None:
-            return [_explain_cycle(cycle, certain, also=likely)]
+            return HangState(HangKind.CYCLE, cycle, self._waits, certain, likely)
+        unrecorded = [] if self._explained else self._find_unrecorded()
+        stuck = {rank for wait in unrecorded for rank in wait.waiters}.difference(self._run.busy)
         missing = {rank for wait in self._waits for rank in wait.missing}
-        behind = sorted(missing.intersection(self._stops).difference(likely, self._explained))
+        behind = missing.intersection(self._stops).difference(likely, self._explained, stuck)
+        if blocked := behind & self._run.stuck:
+            behind -= blocked
+            if not behind:
+                ranks = sorted(blocked)
+                return HangState(HangKind.STUCK, ranks, self._waits, certain, likely)
         if behind:
-            return [self._explain_behind(behind, likely)]
+            return HangState(HangKind.BEHIND, sorted(behind), self._waits, certain, likely)
         cycle = find_cycle(likely)
         if cycle is not None:
-            return [_explain_cycle(cycle, likely, is_certain=False)]
-        return [] if likely or self._explained else self._suspect_unrecorded()
+            return HangState(HangKind.CYCLE, cycle, self._waits, certain, likely, is_certain=False)
+        if not unrecorded:
+            return None
+        ranks = sorted({rank for wait in unrecorded for rank in wait.missing})
+        waits = [*sorted(unrecorded, key=_began_at), *self._waits]
+        return HangState(HangKind.UNRECORDED, ranks, waits, certain, likely, is_certain=False)
 
-    def _find_waits(self, diverged: dict[str, int]) -> Iterator[Wait]:
+    def _find_waits(self, diverged: Mapping[str, int]) -> Iterator[Wait]:
         for name, group in self._groups.items():
             complete = {rank: calls for rank, calls in group.items() if calls.is_known}
             first = min((calls.num_collectives for calls in complete.values()), default=None)
@@ -106,13 +204,11 @@ class _Hang:
             if name in diverged and diverged[name] <= first <= diverged[name] + 1:
                 self._explained.update(group)  # all ranks stopped at the mismatch
             else:
-                waiters = {
-                    rank: calls.collectives[first]
-                    for rank, calls in group.items()
-                    if first in calls.collectives
-                }
+                waiters = _find_waiters(name, group, first)
                 if waiters and not self._is_over(waiters, group):
-                    missing = tuple(rank for rank in complete if rank not in waiters)
+                    missing = tuple(
+                        rank for rank, calls in complete.items() if calls.num_collectives <= first
+                    )
                     yield Wait(name, first, waiters, missing)
             for wait in _find_transfer_waits(name, group):
                 if not self._is_over(wait.waiters, group):
@@ -123,90 +219,40 @@ class _Hang:
 
         Then the other ranks issued it too, and their recordings were truncated afterwards.
         """
-        is_real = not self._recording.run.is_simulated
+        is_real = not self._run.is_simulated
         return is_real and any(group[rank].is_finished for rank in waiters)
 
     def _sort_waits(self) -> tuple[Waiting, Waiting]:
         """The waits that each rank is certainly in, and all waits that it may be in."""
         certain: Waiting = defaultdict(list)
         likely: Waiting = defaultdict(list)
-        seen_ns = self._find_last_activity()
-        blocking = {
-            group.name for group in self._recording.groups if group.backend in _BLOCKING_BACKENDS
-        }
+        run = self._run
         for wait in self._waits:
             for rank, call in wait.waiters.items():
-                if rank not in self._stops or rank in self._explained:
+                if rank not in self._stops or rank in self._explained or rank in run.busy:
                     continue
-                last = self._last_on_thread[rank, call.thread]
+                last = run.last_on_thread.get((rank, call.thread), call)
                 last_ns = last.start_ns or 0
-                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last_ns:
+                if wait.group in run.blocking and run.seen_ns.get((rank, call.thread), 0) > last_ns:
                     continue  # asynchronous: the thread entered or left a phase afterwards
                 likely[rank].append(wait)
-                if wait.blocks(last) and not returns_alone(last):
+                if _is_pending(call) or (wait.blocks(last) and not returns_alone(last)):
                     certain[rank].append(wait)
         return certain, likely
 
-    def _find_last_activity(self) -> dict[tuple[int, str], int]:
-        """The time, on the rank's clock, when each thread of a killed rank last changed phase.
-
-        Ranks that raised are left out: the error made them leave their phases.
-        """
-        seen_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
-        killed = {rank for rank, stop in self._stops.items() if stop.error is None}
-        for span in self._recording.spans:
-            if span.device == "cpu" and span.rank in killed:
-                key = (span.rank, span.thread)
-                seen_ns[key] = max(seen_ns[key], span.start_ns + span.duration_ns)
-        for stop in self._stops.values():
-            for begin in stop.open_spans:
-                key = (stop.rank, begin.thread)
-                seen_ns[key] = max(seen_ns[key], begin.start_ns)
-        return seen_ns
-
-    def _explain_behind(self, behind: list[int], likely: Waiting) -> Finding:
-        direct = [wait for wait in self._waits if not set(behind).isdisjoint(wait.missing)]
-        waiters = {rank for wait in direct for rank in wait.waiters}
-        facts = [f"{name_ranks(behind)} {'is' if len(behind) == 1 else 'are'} behind"]
-        facts.extend(_describe_waiters(wait) for wait in direct[:_MAX_NAMED])
-        if len(direct) > _MAX_NAMED:
-            facts.append(f"{len(direct) - _MAX_NAMED:,} more collectives wait for them")
-        if rest := set(likely) - waiters:
-            facts.append(f"{name_ranks(rest)} {_verb(rest)} for those in turn")
-        facts.extend(self._describe_states(behind))
-        collective = next((wait for wait in direct if wait.position is not None), None)
-        if collective is not None:
-            waiting_ranks = sorted(collective.waiters)[:_MAX_NAMED]
-            drift = find_drift(self._groups[collective.group], collective.missing[0], waiting_ranks)
-            facts.extend([drift] if drift else [])
-        has_raised = any(_is_failure(self._stops[rank].error) for rank in behind)
-        has_failed_others = any(
-            _is_failure(self._stops[rank].error) for rank in waiters if rank in self._stops
-        )
-        last = self._last.get(behind[0])
-        return Finding(
-            rule=RANK_BEHIND,
-            severity=Severity.ERROR if has_raised or has_failed_others else Severity.WARNING,
-            subject=_name_groups(direct),
-            fact="; ".join(facts),
-            remedy=_suggest_remedy(behind, last, has_raised=has_raised, is_over=has_failed_others),
-            rank=behind[0],
-            source=None if last is None else last.source,
-        )
-
-    def list_possible_pairs(self) -> Iterator[tuple[Collective, Collective]]:
+    def list_possible_pairs(self) -> Iterator[tuple[IssuedCall, IssuedCall]]:
         """Blocking sends and receives that are the last calls of their ranks and may match."""
         waiters = {rank for wait in self._waits for rank in wait.waiters}
         blocked = {
             rank: call
-            for rank, call in self._last.items()
+            for rank, call in self._run.last.items()
             if rank in self._stops
             and rank not in waiters
             and call.group in self._groups
             and is_blocking_transfer(call)
         }
-        seen_ns = self._find_last_activity()
-        sends: dict[tuple[str, int | None], list[Collective]] = defaultdict(list)
+        seen_ns = self._run.seen_ns
+        sends: dict[tuple[str, int | None], list[IssuedCall]] = defaultdict(list)
         for call in blocked.values():
             is_last = seen_ns.get((call.rank, call.thread), 0) <= (call.start_ns or 0)
             if call.kind is CollectiveKind.SEND and is_last:
@@ -218,61 +264,85 @@ class _Hang:
                     if receive.peer in (None, send.rank):
                         yield send, receive
 
-    def _describe_states(self, ranks: list[int]) -> Iterator[str]:
-        """The last collective of each rank; ranks with the same one are listed together."""
-        ranks_by_state: dict[str, list[int]] = {}
-        for rank in ranks:
-            ranks_by_state.setdefault(self._describe_state(rank), []).append(rank)
-        for state, ranks_there in list(ranks_by_state.items())[:_MAX_NAMED]:
-            yield f"{name_ranks(ranks_there)} {state}"
-        num_more = sum(map(len, list(ranks_by_state.values())[_MAX_NAMED:]))
-        if num_more:
-            yield f"{num_more:,} more {'rank' if num_more == 1 else 'ranks'} stopped elsewhere"
+    def _find_unrecorded(self) -> list[Wait]:
+        """Calls in which all recorded ranks of a group wait, so that an unrecorded one is missing.
 
-    def _describe_state(self, rank: int) -> str:
-        stop, last = self._stops[rank], self._last.get(rank)
-        if last is None:
-            state = "issued no collective"
-        else:
-            state = f"last issued {describe_call(last)} in group {last.group}"
-        if stop.error is not None:
-            return f"{state}, then raised {stop.error}"
-        phases = [begin.name for begin in stop.open_spans if not begin.thread]
-        where = f" in phase {' > '.join(phases)}" if phases else ""
-        return f"{state} before the recording stops{where}"
+        Only if few ranks of the run left nothing: else any of them may be.
+        """
+        waits = [
+            wait
+            for name, group in self._groups.items()
+            for wait in (self._find_unrecorded_in(name, group), *self._find_unsent(name, group))
+            if wait is not None
+        ]
+        recorded = {rank for group in self._groups.values() for rank in group}
+        missing = {rank for wait in waits for rank in wait.missing}
+        return waits if len(missing - recorded) < len(recorded) else []
 
-    def _suspect_unrecorded(self) -> list[Finding]:
-        """A group in which all recorded ranks stopped, and whose other ranks have no recording."""
-        members = {group.name: group.ranks for group in self._recording.groups}
-        for name, group in self._groups.items():
-            recorded = [rank for rank, calls in group.items() if calls.is_known]
-            unknown = _find_unknown(members.get(name, ()), recorded)
-            if not unknown or any(
-                rank not in self._stops or rank not in self._last or self._last[rank].group != name
-                for rank in recorded
-            ):
-                continue
-            last = self._last[recorded[0]]
-            has_files = any(rank in group for rank in unknown)
-            fact = (
-                f"{name_ranks(recorded)} stopped after issuing {describe_call(last)} at position "
-                f"{group[recorded[0]].num_collectives - 1} of group {name}; {name_ranks(unknown)}, "
-                f"which must issue it too, left no {'complete ' if has_files else ''}recording "
-                "and may be behind"
-            )
-            return [
-                Finding(
-                    rule=RANK_BEHIND,
-                    severity=Severity.WARNING,
-                    subject=f"group {name}",
-                    fact=fact,
-                    remedy=f"Read the log of {name_ranks(unknown)}, and merge the recording again "
-                    "with the others if it can be found.",
-                    rank=unknown[0],
-                    source=last.source,
-                )
-            ]
-        return []
+    def _find_unrecorded_in(self, name: str, group: GroupCalls) -> Wait | None:
+        recorded = {rank: calls for rank, calls in group.items() if calls.is_known}
+        members = expand_ranks(self._run.members.get(name, ()))
+        unknown = sorted(set(members).difference(recorded))
+        if not unknown or not recorded:
+            return None
+        position = min(calls.num_collectives for calls in recorded.values()) - 1
+        if any(calls.num_done for calls in recorded.values()):
+            position = min(position, max(calls.num_done for calls in recorded.values()))
+        waiters: dict[int, IssuedCall] = {}
+        for rank, calls in recorded.items():
+            call = calls.collectives.get(position)
+            if call is None or calls.is_done(position) or not self._may_wait(rank, call):
+                return None
+            waiters[rank] = call
+        return Wait(name, position, waiters, tuple(unknown))
+
+    def _find_unsent(self, name: str, group: GroupCalls) -> Iterator[Wait]:
+        """Sends and receives whose other end is a rank that left nothing."""
+        unknown = set(expand_ranks(self._run.members.get(name, ()))).difference(group)
+        for rank, calls in group.items() if unknown else ():
+            for call in calls.transfers:
+                if call.peer in unknown and self._may_wait(rank, call):
+                    assert call.peer is not None
+                    yield Wait(name, None, {rank: call}, (call.peer,))
+                    break
+
+    def _may_wait(self, rank: int, call: IssuedCall) -> bool:
+        """Whether a rank is in a call, or may be because it is its last."""
+        last = self._run.last.get(rank)
+        is_last = last is not None and (last.group, last.order) == (call.group, call.order)
+        return rank in self._stops and not _is_done(call) and (is_last or _is_pending(call))
+
+
+def _began_at(wait: Wait) -> tuple[int, int]:
+    """When the first rank began to wait, where calls have times; else most waiting ranks first."""
+    times = [call.start_ns for call in wait.waiters.values() if call.start_ns]
+    return min(times, default=2**63), -len(wait.waiters)
+
+
+def _find_waiters(name: str, group: GroupCalls, position: int) -> dict[int, IssuedCall]:
+    """Ranks that issued the collective at a position, which has not completed on them."""
+    waiters: dict[int, IssuedCall] = {}
+    for rank, calls in group.items():
+        call = calls.collectives.get(position)
+        if call is not None:
+            if not calls.is_done(position) and not _is_done(call):
+                waiters[rank] = call
+        elif calls.num_issued > position and not calls.is_done(position):
+            waiters[rank] = DumpedCall(rank, -1, name, position, None)
+    return waiters
+
+
+def _is_pending(call: IssuedCall) -> bool:
+    """Whether a call is known not to have completed."""
+    return isinstance(call, DumpedCall) and call.state in (
+        CallState.ISSUED,
+        CallState.STARTED,
+        CallState.FAILED,
+    )
+
+
+def _is_done(call: IssuedCall) -> bool:
+    return isinstance(call, DumpedCall) and call.state is CallState.DONE
 
 
 def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
@@ -284,11 +354,15 @@ def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
         if sender not in group or receiver not in group:
             continue
         if num_received > num_sent and group[sender].is_known:
-            yield Wait(name, None, {receiver: receives[route][num_sent]}, (sender,))
+            call = receives[route][num_sent]
+            if not _is_done(call):
+                yield Wait(name, None, {receiver: call}, (sender,))
         elif receiver in from_anyone:
             continue  # a receive from any rank may match any send to its rank
         elif num_sent > num_received and group[receiver].is_known:
-            yield Wait(name, None, {sender: sends[route][num_received]}, (receiver,))
+            call = sends[route][num_received]
+            if not _is_done(call):
+                yield Wait(name, None, {sender: call}, (receiver,))
     unsent = find_unsent(group)
     if unsent and not any(group[rank].is_finished for rank in unsent):
         yield Wait(name, None, unsent, tuple(group), is_any=True)
@@ -307,121 +381,12 @@ def find_unknown_waits(recording: Recording) -> list[Gap]:
     if recording.run.is_simulated or not recording.stops:
         return []
     groups = sort_by_group(recording)
-    blocking = {group.name for group in recording.groups if group.backend in _BLOCKING_BACKENDS}
-    hang = _Hang(recording, {name: groups[name] for name in blocking.intersection(groups)}, {})
-    pairs: dict[str, list[tuple[Collective, Collective]]] = defaultdict(list)
+    run = read_run_state(recording)
+    hang = _Hang(run, {name: groups[name] for name in run.blocking.intersection(groups)}, {})
+    pairs: dict[str, list[tuple[IssuedCall, IssuedCall]]] = defaultdict(list)
     for send, receive in hang.list_possible_pairs():
         pairs[send.group].append((send, receive))
-    return [_describe_pairs(name, group_pairs) for name, group_pairs in sorted(pairs.items())]
-
-
-def _describe_pairs(group: str, pairs: list[tuple[Collective, Collective]]) -> Gap:
-    send, receive = pairs[0]
-    more = f" (and {len(pairs) - 1:,} more such pairs)" if len(pairs) > 1 else ""
-    return Gap(
-        place=f"group {group}",
-        fact=f"rank {send.rank} stopped after issuing {describe_call(send)} and rank "
-        f"{receive.rank} after issuing {describe_call(receive)}{more}: if their tags differ, the "
-        f"two ranks wait for each other; {_UNKNOWN_TAGS}",
-    )
-
-
-def _find_unknown(members: tuple[RankSpan, ...], recorded: list[int]) -> list[int]:
-    """Members without a complete recording, if they are a minority of the group."""
-    if count_ranks(members) >= 2 * len(recorded):
-        return []
-    return sorted(set(expand_ranks(members)).difference(recorded))
-
-
-def _explain_cycle(
-    cycle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
-) -> Finding:
-    """The finding for a cycle of waits; `also` are further ranks that wait."""
-    calls: list[Collective] = []
-    waits: list[Wait] = []
-    edges: list[str] = []
-    for rank, target in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-        wait = next(wait for wait in waiting[rank] if target in wait.missing)
-        calls.append(wait.waiters[rank])
-        waits.append(wait)
-        edges.append(f"rank {rank} waits for rank {target} in {_describe_wait(wait, rank)}")
-    if len(edges) > _MAX_NAMED:
-        edges[_MAX_NAMED - 1 : -1] = [f"… {len(edges) - _MAX_NAMED:,} more …"]
-    is_receives = all(call.kind is CollectiveKind.RECV for call in calls)
-    cycle_words = "a deadlock of receives" if is_receives else "a deadlock"
-    hedge = "" if is_certain else ", unless one of them was busy elsewhere when it stopped"
-    fact = f"{cycle_words}: {'; '.join(edges)}{hedge}"
-    if rest := {*waiting, *also} - set(cycle):
-        fact += f"; {name_ranks(rest)} {_verb(rest)} too"
-    return Finding(
-        rule=DEADLOCK,
-        severity=Severity.ERROR if is_certain else Severity.WARNING,
-        subject=f"{name_ranks(cycle)}, {_name_groups(waits)}",  # of several ranks: no `rank`
-        fact=fact,
-        remedy=_suggest_order(calls),
-        source=calls[0].source,
-    )
-
-
-def _suggest_order(calls: list[Collective]) -> str:
-    kinds = {call.kind for call in calls}
-    if kinds == {CollectiveKind.RECV}:
-        return (
-            "Let one of these ranks send before it receives, or issue sends and receives together "
-            "with batch_isend_irecv."
-        )
-    if kinds <= {CollectiveKind.SEND, CollectiveKind.RECV}:
-        return (
-            "Order the transfers so that each send meets its receive, or issue them together with "
-            "batch_isend_irecv."
-        )
-    return "Issue the collectives and transfers of these groups in the same order on every rank."
-
-
-def _suggest_remedy(
-    behind: list[int], last: Collective | None, *, has_raised: bool, is_over: bool
-) -> str:
-    names = name_ranks(behind)
-    if has_raised:
-        return f"Fix what {names} raised first: the other ranks only waited for it."
-    line = line_of(last)
-    where = f"after {line}" if line else "before its first collective"
-    if is_over:
-        return (
-            f"Find out in the log of {names} why it ended or was stuck {where} (out of memory?): "
-            "the errors of the other ranks follow from it."
-        )
-    return (
-        f"Look at what {names} did {where}: every rank of the group must issue the same "
-        "collectives. If the run was killed while it still made progress, this is only where it "
-        "was slowest."
-    )
-
-
-def _describe_waiters(wait: Wait) -> str:
-    ranks = sorted(wait.waiters)
-    words = _describe_wait(wait, ranks[0])
-    missing = name_ranks(wait.missing)
-    if wait.is_any:
-        missing = f"any of {name_ranks(set(wait.missing).difference(ranks) or ranks)}"
-    return f"{name_ranks(ranks)} {_verb(ranks)} for {missing} in {words}"
-
-
-def _describe_wait(wait: Wait, rank: int) -> str:
-    location = "in" if wait.position is None else f"at position {wait.position} of"
-    return f"{describe_call(wait.waiters[rank])} {location} group {wait.group}"
-
-
-def _name_groups(waits: Iterable[Wait]) -> str:
-    names = list(dict.fromkeys(wait.group for wait in waits))
-    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    return f"group{'s' if len(names) > 1 else ''} {', '.join(names[:_MAX_NAMED])}{more}"
-
-
-def _verb(ranks: Iterable[int]) -> str:
-    return "waits" if len(set(ranks)) == 1 else "wait"
-
-
-def _is_failure(error: str | None) -> bool:
-    """Whether the rank failed by itself and was not interrupted."""
-    return error is not None and not error.startswith(_INTERRUPTIONS)
+    return [
+        describe_pairs(name, group_pairs, _UNKNOWN_TAGS)
+        for name, group_pairs in sorted(pairs.items())
+    ]

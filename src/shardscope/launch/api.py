@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import final
 
 import msgspec
@@ -21,7 +19,8 @@ from msgspec.structs import replace
 from shardscope.errors import LaunchError, ShardscopeError
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
-from shardscope.launch.request import Ending, Event, Job, JobEnded, Reason, Request
+from shardscope.launch.request import Ending, Job, JobEnded, Reason, Request
+from shardscope.launch.warm_process import Interruption, OnEvent, WarmProcess
 from shardscope.record import Gap, Recording, load, merge
 from shardscope.record.ranks import list_ranks
 
@@ -39,7 +38,6 @@ COMPILE = "compile"
 """The instrument "explain" that compiles the model if the program compiles nothing."""
 COVERAGE = "coverage"
 """Tests the ops of the model's first call, and ends the program then."""
-OnEvent = Callable[[Event], None]
 
 
 @final
@@ -200,10 +198,11 @@ def run_until_interrupted(
     runs_all_ranks = data or real  # all ranks run, and nothing is known of their memory
     text = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
     chosen = cluster.choose_ranks("all" if runs_all_ranks else "0" if text == ROLES else text)
-    interruption = _Interruption()
+    interruption = Interruption()
     with (
         interruption.watched(),
         tempfile.TemporaryDirectory(prefix="shardscope-run-", ignore_cleanup_errors=True) as folder,
+        ExitStack() as stack,
     ):
         request = Request(
             script=program.script,
@@ -220,16 +219,17 @@ def run_until_interrupted(
             has_data=data,
             skips_checkpoints=checkpoints == "skip",
         )
-        if real:
+        process = None if real else stack.enter_context(WarmProcess(interruption))
+        if process is None:
             ended = _run_torchrun(request, interruption)
         else:
-            ended = _run_jobs(request, on_event, interruption)
-        recording = _join(folder, ended)
-        if text == ROLES and recording is not None and not runs_all_ranks:
+            ended = process.run(request, on_event)
+        recording = join_jobs(folder, ended)
+        if text == ROLES and recording is not None and process is not None and not data:
             others = [rank for rank in cluster.find_roles(recording) if rank]
             request = replace(request, jobs=_make_jobs(others, names), is_shown=False)
-            ended += _run_jobs(request, on_event, interruption)
-            recording = _join(folder, ended)
+            ended += process.run(request, on_event)
+            recording = join_jobs(folder, ended)
     if recording is not None:
         recording = replace(recording, run=replace(recording.run, command=program.command))
     return RunResult(recording, ended, interruption.signal)
@@ -292,7 +292,7 @@ def _make_jobs(ranks: Iterable[int], instruments: Sequence[str]) -> tuple[Job, .
     return tuple(Job(rank=rank, instrument=name) for rank in ranks for name in processes)
 
 
-def _run_torchrun(request: Request, interruption: _Interruption) -> list[JobEnded]:
+def _run_torchrun(request: Request, interruption: Interruption) -> list[JobEnded]:
     """Run real ranks; returns how each has ended."""
     file = Path(request.scratch, "request.json")
     file.write_bytes(msgspec.json.encode(request))
@@ -307,114 +307,18 @@ def _run_torchrun(request: Request, interruption: _Interruption) -> list[JobEnde
     return [_read_ending(request, job, interruption) for job in request.jobs]
 
 
-def _read_ending(request: Request, job: Job, interruption: _Interruption) -> JobEnded:
+def _read_ending(request: Request, job: Job, interruption: Interruption) -> JobEnded:
     path = Path(request.scratch, f"{job.stem}.ending.json")
     ending = msgspec.json.decode(path.read_bytes(), type=Ending) if path.exists() else None
     reason = Reason.INTERRUPTED if interruption.signal else None
     return JobEnded(job=job, ending=ending, reason=reason)
 
 
-def run_jobs(request: Request, on_event: OnEvent) -> list[JobEnded]:
-    """Run the jobs of a request; returns how each has ended. An interrupt ends all of them."""
-    interruption = _Interruption()
-    with interruption.watched():
-        ended = _run_jobs(request, on_event, interruption)
-    if interruption.signal:
-        raise KeyboardInterrupt
-    return ended
-
-
-def _run_jobs(request: Request, on_event: OnEvent, interruption: _Interruption) -> list[JobEnded]:
-    """Start the warm process; returns how each job has ended."""
-    jobs: dict[Job, JobEnded | None] = dict.fromkeys(request.jobs)
-    if not jobs or interruption.signal:
-        return []
-    file = Path(request.scratch, "request.json")
-    file.write_bytes(msgspec.json.encode(request))
-    reading, writing = os.pipe()
-    ids = [str(writing), str(os.getpid())]
-    command = [sys.executable, "-m", "shardscope.launch.server", str(file), *ids]
-
-    def read_events() -> None:
-        for line in events:
-            event = msgspec.json.decode(line, type=Event)
-            if isinstance(event, JobEnded):
-                jobs[event.job] = event
-            on_event(event)
-
-    with (
-        _started(command, writing) as process,
-        open(reading, "rb") as events,
-    ):
-        try:
-            read_events()
-        except KeyboardInterrupt as interrupt:
-            interruption.note(interrupt)
-            process.terminate()
-            read_events()  # the jobs save what they have recorded
-    is_alone = not any(jobs.values())  # the warm process itself has failed
-    reason = None if is_alone and not interruption.signal else Reason.NOT_STARTED
-    return [ended or JobEnded(job=job, ending=None, reason=reason) for job, ended in jobs.items()]
-
-
-@contextmanager
-def _started(command: list[str], writing: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        command, pass_fds=[writing], start_new_session=True, stdin=subprocess.DEVNULL
-    )
-    os.close(writing)
-    try:
-        yield process
-        process.wait()
-    finally:
-        if process.poll() is None:
-            process.kill()  # its children notice, and end
-            process.wait()
-
-
-@final
-class _Termination(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, whose number is the first argument."""
-
-
-@final
-class _Interruption:
-    """Whether and by which signal the run was interrupted."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def note(self, interrupt: KeyboardInterrupt) -> None:
-        """Remember the signal."""
-        self.signal = interrupt.args[0] if isinstance(interrupt, _Termination) else signal.SIGINT
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, unless the caller handles them."""
-
-        def terminate(number: int, frame: FrameType | None) -> None:
-            raise _Termination(number)
-
-        is_main = threading.current_thread() is threading.main_thread()
-        numbers = [
-            number
-            for number in (signal.SIGTERM, signal.SIGHUP)
-            if is_main and signal.getsignal(number) is signal.SIG_DFL
-        ]
-        for number in numbers:
-            signal.signal(number, terminate)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                signal.signal(number, signal.SIG_DFL)
-
-
-def _join(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
+def join_jobs(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
     """One recording of what all jobs recorded."""
     recordings: dict[str, list[Recording]] = defaultdict(list)
     for job_ended in ended:
-        recording = _load(folder, job_ended)
+        recording = load_job(folder, job_ended)
         if recording is not None:
             recordings[job_ended.job.instrument].append(recording)
     merged = [_merge_ranks(parts) for parts in recordings.values()]
@@ -423,7 +327,7 @@ def _join(folder: str, ended: Sequence[JobEnded]) -> Recording | None:
     return merge(merged) if len(merged) > 1 else merged[0]
 
 
-def _load(folder: str, ended: JobEnded) -> Recording | None:
+def load_job(folder: str, ended: JobEnded) -> Recording | None:
     """What a job recorded; if its process died, what it had streamed until then."""
     stem = Path(folder, ended.job.stem)
     saved, stream = stem.with_suffix(".json"), stem / "trace.jsonl"

@@ -19,7 +19,7 @@ from torch import nn
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.fake import is_fake
-from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.tree import pytree_flatten
 from shardscope.record import Gap
 
@@ -42,12 +42,11 @@ class RepeatedEvaluations:
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Repeat results until the context ends."""
-        replace_outermost_calls(self.call)
-        try:
-            with intercept(self, report_missing=lambda sentence: None):
-                yield
-        finally:
-            replace_outermost_calls(None)
+        with (
+            replaced_outermost_calls(self.call),
+            intercept(self, report_missing=lambda sentence: None),
+        ):
+            yield
 
     def before(self, event: CollectiveEvent) -> None:
         """Called before a collective."""

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,10 @@ from shardscope.attribution.program_records import describe_run, read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.explain import Explaining, explaining, run_as_it_is
 from shardscope.errors import LaunchError
+from shardscope.launch.calls import CALLS, CallsInstrument
+from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.instrument import Instrument
+from shardscope.launch.lockstep import Lockstep
 from shardscope.launch.step_capture import CAPTURE, PROBED, CaptureInstrument
 from shardscope.launch.step_replay import REPLAYS, ReplayInstrument
 from shardscope.launch.steps import ModelCall, StepsDone
@@ -36,28 +40,9 @@ Models = nn.Module | dict[str, nn.Module]
 _REFUSED_BY_STEPS = "mixed-meshes"  # the rule about parameters that clipping or a step refuses
 
 
-class Instrument(Protocol):
-    """Started at the first call of the model that is trained; stopped when the program ends."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has nothing left to observe, so that the program can be ended."""
-
-    def start(self, models: list[nn.Module]) -> None:
-        """Begin to observe: `models`, mostly one, are about to be called for the first time."""
-
-    def end_step(self) -> None:
-        """A step has ended."""
-
-    def stop(self, error: BaseException | None) -> Recording | None:
-        """End, and return what was recorded; None if it never started."""
-
-
 @final
-class TraceInstrument:
+class TraceInstrument(Instrument):
     """Records collectives."""
-
-    is_done = False
 
     def __init__(self, stream: Path) -> None:
         self._stream = stream  # what is kept if the process dies
@@ -68,9 +53,6 @@ class TraceInstrument:
         self._trace = trace(find_models(models), stream=self._stream, force=True)
         self._trace.__enter__()
 
-    def end_step(self) -> None:
-        """Collectives of all steps are recorded alike."""
-
     def stop(self, error: BaseException | None) -> Recording | None:
         """End, and return the collectives."""
         if self._trace is None:
@@ -80,10 +62,8 @@ class TraceInstrument:
 
 
 @final
-class AuditInstrument:
+class AuditInstrument(Instrument):
     """Reads how the model is sharded when it is called first."""
-
-    is_done = False
 
     def __init__(self) -> None:
         self._recording: Recording | None = None
@@ -99,7 +79,7 @@ class AuditInstrument:
             gap = Gap(place="audit", rank=rank, fact=f"it could not be made ({error!r})")
             run = describe_run(rank, size, (), instrument="audit")
             self._recording = Recording(run=run, gaps=(gap,))
-        self.is_done = True
+        self._is_done = True
 
     def end_step(self) -> None:
         """Drop what the audit expects to fail, and what has not: the step was run."""
@@ -113,14 +93,12 @@ class AuditInstrument:
 
 
 @final
-class ExplainInstrument:
+class ExplainInstrument(Instrument):
     """Records what torch.compile does in the program.
 
     With `must_compile`, the model is compiled on the inputs of its first call if the program itself
     has compiled nothing in its first step; that ends the program.
     """
-
-    is_done = False
 
     def __init__(self, *, must_compile: bool = False) -> None:
         self._must_compile = must_compile
@@ -147,7 +125,7 @@ class ExplainInstrument:
             stack.enter_context(quiet_compiler())
             torch.compile(call.model, backend=run_as_it_is)(*call.args, **call.kwargs)
         self._compiled_model = own.recording
-        self.is_done = True
+        self._is_done = True
 
     def stop(self, error: BaseException | None) -> Recording | None:
         """End, and return the graphs; None if there were none."""
@@ -160,10 +138,8 @@ class ExplainInstrument:
 
 
 @final
-class CoverageInstrument:
+class CoverageInstrument(Instrument):
     """Tests which ops of the model can run sharded, on the inputs of its first call."""
-
-    is_done = False
 
     def __init__(self) -> None:
         self._recording: Recording | None = None
@@ -177,9 +153,6 @@ class CoverageInstrument:
             )
         ModelCall(models[0], self._cover)
 
-    def end_step(self) -> None:
-        """The program is ended before."""
-
     def stop(self, error: BaseException | None) -> Recording | None:
         """The coverage."""
         return self._recording
@@ -191,21 +164,32 @@ class CoverageInstrument:
             size = dist.get_world_size() if dist.is_initialized() or world is None else world.size
             mesh = init_device_mesh("cuda", (size,), mesh_dim_names=("ranks",))
         self._recording = coverage(model, *args, mesh=mesh, **kwargs)
-        self.is_done = True
+        self._is_done = True
         raise StepsDone
 
 
 @final
-class CombinedInstrument:
+class CombinedInstrument(Instrument):
     """Several instruments in one process, and one recording of what they recorded."""
 
     def __init__(self, instruments: Sequence[Instrument]) -> None:
         self._instruments = instruments
+        self.is_from_start = any(instrument.is_from_start for instrument in instruments)
 
     @property
     def is_done(self) -> bool:
         """Whether none of them has anything left to observe."""
         return all(instrument.is_done for instrument in self._instruments)
+
+    def begin(self) -> None:
+        """Tell all that the program is about to be run."""
+        for instrument in self._instruments:
+            instrument.begin()
+
+    def end_run(self) -> None:
+        """Tell all that the program is asked to end."""
+        for instrument in self._instruments:
+            instrument.end_run()
 
     def start(self, models: list[nn.Module]) -> None:
         """Start all."""
@@ -225,10 +209,8 @@ class CombinedInstrument:
 
 
 @final
-class MemoryInstrument:
+class MemoryInstrument(Instrument):
     """Estimates the memory of the steps; compiled functions run eagerly."""
-
-    is_done = False
 
     def __init__(self, device_bytes: int | None) -> None:
         self._device_bytes = device_bytes
@@ -256,27 +238,27 @@ class MemoryInstrument:
 
 
 @final
-class NoInstrument:
+class NoInstrument(Instrument):
     """Records nothing."""
 
-    is_done = False
 
-    def start(self, models: list[nn.Module]) -> None:
-        """Do nothing."""
-
-    def end_step(self) -> None:
-        """Do nothing."""
-
-    def stop(self, error: BaseException | None) -> Recording | None:
-        """There is no recording."""
-        return None
-
-
-def make_instrument(names: str, gpu: str, *, stream: Path, folder: str) -> Instrument:
+def make_instrument(
+    names: str,
+    gpu: str,
+    *,
+    stream: Path,
+    folder: str,
+    num_steps: int,
+    lockstep: Lockstep | None = None,
+    log: DecisionLog | None = None,
+    max_ops: int = 0,
+) -> Instrument:
     """The instruments of these names, joined by "+"; one that records nothing for others.
 
     `stream` is the file to which collectives are written as they happen. `folder` is where
-    the instruments that capture or replay a step read and write it.
+    the instruments that capture or replay a step read and write it, `lockstep` what collectives
+    are announced to, and `log` what decisions are reported to. Instruments that also record
+    modules capture the last of `num_steps`.
     """
     makers: dict[str, Callable[[], Instrument]] = {
         "audit": AuditInstrument,
@@ -284,12 +266,13 @@ def make_instrument(names: str, gpu: str, *, stream: Path, folder: str) -> Instr
         "compile": lambda: ExplainInstrument(must_compile=True),
         "coverage": CoverageInstrument,
         CAPTURE: lambda: CaptureInstrument(folder),
-        CAPTURE + PROBED: lambda: CaptureInstrument(folder, has_probe=True),
+        CAPTURE + PROBED: lambda: CaptureInstrument(folder, probed_step=num_steps - 1),
         **{
             name + end: functools.partial(ReplayInstrument, name + end, folder)
             for name in REPLAYS
             for end in ("", PROBED)
         },
+        CALLS: lambda: CallsInstrument(stream, lockstep, log, max_ops),
         "trace": lambda: TraceInstrument(stream),
         "memory": lambda: MemoryInstrument(GPUS[gpu].total_memory),
     }

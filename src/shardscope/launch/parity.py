@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from shardscope.errors import LaunchError
-from shardscope.launch.api import GPU_NAMES, OnEvent, RunResult, check_cluster, run_jobs
+from shardscope.launch.api import GPU_NAMES, RunResult, check_cluster
 from shardscope.launch.cluster import Cluster
 from shardscope.launch.program import Program
 from shardscope.launch.request import MAIL, Job, JobEnded, Request
@@ -22,16 +22,21 @@ from shardscope.launch.step_replay import (
     name_replay_file,
     name_training_file,
 )
+from shardscope.launch.warm_process import OnEvent, run_jobs
 from shardscope.parallel.parity.captured_data import DataUse
 from shardscope.parallel.parity.captured_parity import compare_steps
 from shardscope.parallel.parity.captured_steps import (
     CapturedStep,
+    CapturedTraining,
     ReplayPlan,
     Replays,
     plan_replay,
+    reorder_ranks,
 )
 from shardscope.parallel.parity.captured_training import (
+    TrainingComparison,
     compare_training,
+    depends_on_order,
     find_next_use,
 )
 from shardscope.record import Gap, Recording
@@ -83,14 +88,16 @@ def compare_program(
         num_parallel=cluster.size,
         has_data=True,
     )
-    steps, plan, replays, gaps = _run(request, single_args, on_event, batch_dim=batch_dim)
-    training = compare_training([step.training for step in steps], plan, replays)
-    recording, can_locate = compare_steps(steps, plan, replays, gaps, training)
-    if can_locate:
+    run = _run(request, single_args, on_event, batch_dim=batch_dim)
+    training = run.training
+    recording, index = compare_steps(run.steps, run.plan, run.replays, run.gaps, training)
+    if index is not None:
         try:
-            probed = replace(request, num_steps=1)
+            probed = replace(request, num_steps=index + 1)
             run = _run(probed, single_args, on_event, batch_dim=batch_dim, end=PROBED)
-            recording, _ = compare_steps(*run, training)
+            recording, _ = compare_steps(
+                run.steps, run.plan, run.replays, run.gaps, training, index=index
+            )
         except LaunchError as error:
             fact = f"a run in which modules are recorded failed ({error!s:.200})"
             gap = Gap(place="the first difference", fact=fact)
@@ -105,6 +112,7 @@ class _Run(NamedTuple):
     plan: ReplayPlan
     replays: Replays
     gaps: list[Gap]
+    training: TrainingComparison | None  # of a run without probes
 
 
 def _run(
@@ -115,7 +123,10 @@ def _run(
     batch_dim: int,
     end: str = "",
 ) -> _Run:
-    """Capture and replay steps; `end` is that of the names of the instruments."""
+    """Capture and replay steps; `end` is that of the names of the instruments.
+
+    Those that record modules capture the last step.
+    """
     with tempfile.TemporaryDirectory(
         prefix="shardscope-parity-", ignore_cleanup_errors=True
     ) as folder:
@@ -142,7 +153,27 @@ def _run(
             trainings = [step.training for step in steps]
             use = None if end else find_next_use(trainings, plan, replays)
             gaps += replay_gaps if use is DataUse.OWN else []
-    return _Run(steps, plan, replays, [*gaps, *replay_gaps])
+        training = None if end else compare_training(trainings, plan, replays)
+        is_joined = plan.data.use is DataUse.JOINED and plan.data.num_groups > 1
+        if training is not None and training.has_wrong_data and is_joined:
+            scratch = str(Path(folder, "single-reordered"))
+            request = replace(request, scratch=scratch, jobs=jobs[:1], num_parallel=1)
+            reordered = _train_reordered(request, reorder_ranks(plan), on_event)
+            if depends_on_order(replays, reordered):
+                training = compare_training(trainings, plan, replays, is_order_unknown=True)
+    return _Run(steps, plan, replays, [*gaps, *replay_gaps], training)
+
+
+def _train_reordered(
+    request: Request, plan: ReplayPlan, on_event: OnEvent
+) -> CapturedTraining | None:
+    """What a single process computes with the samples of the ranks in another order."""
+    mail = Path(request.scratch, MAIL)
+    mail.mkdir(parents=True)
+    torch.save(plan, mail / PLAN)
+    list(run_jobs(request, on_event))
+    training: CapturedTraining | None = _load_if_there(mail / name_training_file(REPLAYS[0]))
+    return training
 
 
 def _capture(request: Request, on_event: OnEvent) -> tuple[list[CapturedStep], list[Gap]]:
@@ -171,11 +202,20 @@ def _replay(request: Request, plan: ReplayPlan, on_event: OnEvent) -> tuple[Repl
     reference, perturbed, fp64, perturbed_fp64 = results
     if reference is None or perturbed is None:
         raise LaunchError(_explain(ended[request.jobs[0 if reference is None else 1]]))
+    reason = reference.failure or perturbed.failure
+    if reason and trainings[0] is None:
+        raise LaunchError(_explain(ended[request.jobs[0]], reason))
     failures = RunResult(None, [ended[job] for job in request.jobs[:2]]).failures
     gaps = [Gap(place="training", fact=_describe_failures(failures))] if failures else []
-    if fp64 is not None and perturbed_fp64 is not None:
+    if reason:
+        fact = "compared in entire steps only: a single process fails on the inputs of a rank "
+        fact += f"({reason:.300})"
+        gaps.append(Gap(place="calls of the model", fact=fact))
+    in_fp64 = [replay for replay in (fp64, perturbed_fp64) if replay is not None]
+    if len(in_fp64) == 2 and (reason or not any(replay.failure for replay in in_fp64)):
         return Replays(reference, perturbed, fp64, perturbed_fp64, trainings), gaps
-    failures = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
+    failed = RunResult(None, [ended[job] for job in request.jobs[2:]]).failures
+    failures = (*failed, *(replay.failure for replay in in_fp64 if replay.failure))
     fact = f"the program does not run in it as a single process ({' '.join(failures):.200})"
     gaps.append(Gap(place="double precision", fact=fact))
     return Replays(reference, perturbed, trainings=trainings), gaps
@@ -192,9 +232,11 @@ def _describe_failures(failures: Sequence[str]) -> str:
     )
 
 
-def _explain(ended: JobEnded) -> str:
+def _explain(ended: JobEnded, reason: str = "") -> str:
     failures = RunResult(None, [ended]).failures
-    reason = failures[0].removeprefix("Rank 0 failed: ") if failures else "It did not train."
+    if failures:
+        reason = failures[0].removeprefix("Rank 0 failed: ")
+    reason = reason or "It did not train."
     return (
         f"The program ran as several ranks, but cannot be replayed as a single process: {reason} "
         "If arguments of its own, such as a degree of parallelism, need more ranks, give those for "

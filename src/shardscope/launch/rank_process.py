@@ -27,12 +27,16 @@ from shardscope._torch.checkpoints import loaded_with_data, skipped_checkpoints
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.failures import describe_failure, find_line, suggest_remedy
 from shardscope.launch.cluster import Cluster
+from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.decisions import DECISIONS
 from shardscope.launch.evaluations import RepeatedEvaluations
 from shardscope.launch.files import ScratchFiles, set_scratch_environment
-from shardscope.launch.instruments import Instrument, make_instrument
+from shardscope.launch.instrument import Instrument
+from shardscope.launch.instruments import make_instrument
+from shardscope.launch.lockstep import Lockstep
 from shardscope.launch.program import Program, launched_in_place
 from shardscope.launch.request import MAIL, Ending, Job, Request
-from shardscope.launch.steps import StepCounter, StepsDone
+from shardscope.launch.steps import EndOfRun, StepCounter, StepsDone
 from shardscope.record import Gap, save
 from shardscope.world.objects import Mailbox
 from shardscope.world.simulate import launched_rank
@@ -53,10 +57,6 @@ _UNOBSERVED = (
 )
 _MAX_COMMANDS, _MAX_COMMAND = 3, 80  # and the number of characters of each
 _LOST_RANK = re.compile(r"Connection (closed|reset) by peer|Broken pipe")  # what gloo raises
-
-
-class EndOfRun(BaseException):
-    """Ends a program that waits, or whose run was interrupted. Not an Exception, as StepsDone."""
 
 
 class RankSurroundings(Protocol):
@@ -112,6 +112,7 @@ class ProgramRun:
         code = 0
         try:
             with self._counter.watching(), self._reported_exits(), self._reported_threads():
+                self._instrument.begin()
                 self._program.run()
         except StepsDone:
             pass
@@ -160,13 +161,28 @@ class ProgramRun:
 
     def _make_instrument(self) -> Instrument:
         mail = str(Path(self._request.scratch, MAIL))
+        address = self._request.lockstep
         return make_instrument(
-            self._job.instrument, self._request.gpu, stream=self._stream, folder=mail
+            self._job.instrument,
+            self._request.gpu,
+            stream=self._stream,
+            folder=mail,
+            lockstep=Lockstep(address, self._job.rank) if address else None,
+            log=self._make_log(),
+            max_ops=self._request.max_ops,
+            num_steps=self._request.num_steps,
         )
+
+    def _make_log(self) -> DecisionLog | None:
+        changes = self._request.changes
+        if changes is None:
+            return None
+        hearsay = self._request.hearsay.get(self._job.rank, ())
+        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), hearsay)
 
     def _start(self, models: list[nn.Module]) -> None:
         """Begin to observe; if called again, forget what was observed until then."""
-        if self._is_observing:
+        if self._is_observing and not self._instrument.is_from_start:
             self._instrument.stop(None)
             self._instrument = self._make_instrument()
         self._is_observing = True
@@ -178,6 +194,8 @@ class ProgramRun:
 
     def _end_step(self) -> None:
         self._instrument.end_step()
+        if self._counter.num_steps >= self._request.num_steps:
+            self._instrument.end_run()
         if not self._is_in_fork:
             _write(self._path("steps.json"), str(self._counter.num_steps).encode())
         if self._instrument.is_done:

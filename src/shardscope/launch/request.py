@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
+from shardscope._torch.process_groups.posts import Hearsay
+from shardscope.launch.decisions import Change
+
 HELPER = "helper"
 """The instrument of a rank that only runs because others wait for what it sends."""
 MAIL = "mail"
@@ -34,8 +37,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
     counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
-    jobs are all ranks of the cluster and run at once, on data. With `skips_checkpoints`, no
-    checkpoint is written, not even to `scratch`.
+    jobs are all ranks of the cluster and run at once, on data. `lockstep` is the address of the
+    coordinator to which ranks announce their collectives; they do not if it is empty. `changes` is
+    what is changed where the program decides; if it is None, decisions are not noted. `hearsay` is
+    what others give to the collectives of a rank, by rank. After `max_ops` ops, if not 0, the
+    program is ended. With `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -51,6 +57,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_shown: bool = True
     patience_s: float = 60
     has_data: bool = False
+    lockstep: str = ""
+    changes: tuple[Change, ...] | None = None
+    hearsay: dict[int, tuple[Hearsay, ...]] = {}
+    max_ops: int = 0
     skips_checkpoints: bool = False
 
 
@@ -114,5 +124,9 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: int
 
 
+class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All jobs of a request have ended."""
+
+
 Event = StepsEnded | JobEnded | Busy
-"""What the warm process reports."""
+"""What the warm process reports of jobs."""

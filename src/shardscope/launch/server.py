@@ -1,14 +1,16 @@
 """The warm process: imports torch once, and forks a process for each job.
 
-Started by `run` as `python -m shardscope.launch.server REQUEST EVENTS PARENT`, where REQUEST is a
-file, EVENTS a file descriptor to which a line is written for each step and each job that ends, and
-PARENT the process that has started it. On SIGTERM it ends the jobs, which save what they have
-recorded. If its parent dies, everything is ended.
+Started as `python -m shardscope.launch.server REQUESTS EVENTS PARENT`. From the file descriptor
+REQUESTS it reads the names of files with requests, a line each, and runs the jobs of one after the
+other. To EVENTS it writes a line for each step, each job and each request that ends. PARENT is the
+process that has started it. On SIGTERM it ends the jobs, which save what they have recorded. If its
+parent dies, everything is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -22,6 +24,7 @@ from typing import NoReturn, final
 import msgspec
 
 from shardscope.launch.data_rank import DataRank
+from shardscope.launch.lockstep import OUTCOME, Coordinator
 from shardscope.launch.processes import (
     StackFile,
     adopt_orphans,
@@ -42,6 +45,7 @@ from shardscope.launch.request import (
     JobEnded,
     Reason,
     Request,
+    RequestEnded,
     StepsEnded,
 )
 from shardscope.launch.write_guard import forbid_writes
@@ -50,37 +54,47 @@ from shardscope.world.objects import NEEDED
 __frames__ = "outermost"  # our callers are not the user's program
 
 _POLL_SECONDS = 0.05
+_IDLE_CHECK_SECONDS = 0.5  # between two checks, which read all processes of the machine
 _IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
 _GRACE_SECONDS = 10  # for a process to save what it has recorded
 _MAX_OUTPUT = 2000  # characters of the output of a rank that failed
 
 
 def main() -> None:
-    """Run all jobs of the request."""
-    request = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Request)
-    events, parent = int(sys.argv[2]), int(sys.argv[3])
+    """Run all jobs of each request."""
+    requests, events, parent = map(int, sys.argv[1:4])
     del sys.path[0]  # this folder, because of -m
     os.set_inheritable(events, False)
-    Path(request.scratch, MAIL).mkdir(exist_ok=True)
+    os.set_inheritable(requests, False)
     adopt_orphans()
-    jobs = _Jobs(request, events, parent)
-    signal.signal(signal.SIGTERM, jobs.interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    jobs.run()
+    gc.freeze()  # jobs then neither look through torch's million objects nor copy their memory
+    with open(requests, encoding="utf-8", closefd=False) as files:
+        for file in files:
+            request = msgspec.json.decode(Path(file.rstrip("\n")).read_bytes(), type=Request)
+            Path(request.scratch, MAIL).mkdir(exist_ok=True)
+            jobs = _Jobs(request, events, parent, requests)
+            signal.signal(signal.SIGTERM, jobs.interrupt)
+            jobs.run()
+            jobs.report(RequestEnded())
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @final
 class _Jobs:
     """Runs jobs, a few at a time, and the ranks that these ask for."""
 
-    def __init__(self, request: Request, events: int, parent: int) -> None:
+    def __init__(self, request: Request, events: int, parent: int, requests: int) -> None:
         self._request = request
         self._events = events
+        self._requests = requests
         self._parent = parent
         self._waiting = list(request.jobs)
         self._running: dict[int, _Process] = {}
         self._started: set[int] = set()  # ranks
         self._is_interrupted = False
+        self._coordinator = _RunningCoordinator(request) if request.lockstep else None
+        self._next_idle_check = 0.0
 
     def run(self) -> None:
         """Run until all jobs have ended; what was started for others ends with them."""
@@ -94,14 +108,26 @@ class _Jobs:
                     self._check_parent()
                     time.sleep(_POLL_SECONDS)
         finally:
-            end_children()
+            end_children(apart_from=() if self._coordinator is None else (self._coordinator.pid,))
+            if self._coordinator is not None:
+                self._coordinator.finish()
+
+    def _own_processes(self) -> set[int]:
+        own = {*self._running}
+        return own if self._coordinator is None else own | {self._coordinator.pid}
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Called on SIGTERM: end the running jobs soon, and start no others."""
         self._is_interrupted = True
 
     def _start(self, job: Job) -> None:
-        unused = [self._events, *(running.orders for running in self._running.values())]
+        unused = [
+            self._events,
+            self._requests,
+            *(running.orders for running in self._running.values()),
+        ]
+        if self._coordinator is not None:
+            unused.append(self._coordinator.ends)
         process = _start(self._request, job, unused)
         self._running[process.pid] = process
         self._started.add(job.rank)
@@ -125,23 +151,32 @@ class _Jobs:
             if done:
                 has_ended = True
                 del self._running[pid]
-                end_children(apart_from=self._running)  # what it started and left behind
+                end_children(apart_from=self._own_processes())  # what it started and left behind
+                if self._coordinator is not None:
+                    self._coordinator.note_end(process.job.rank)
                 if not process.job.is_helper:
-                    self._report(process.describe_end(status))
+                    self.report(process.describe_end(status))
         return has_ended
 
     def _check_progress(self) -> None:
         """Report steps and long computations; end all processes if all only wait."""
         for process in self._running.values():
             for event in process.find_news():
-                self._report(event)
+                self.report(event)
             process.end_overdue()
-        idle = [process for process in self._running.values() if process.check_idle()]
-        is_waiting = len(idle) == len(self._running)
+        is_waiting = self._check_idle()
         if is_waiting or self._is_interrupted:
             self._waiting.clear()
             for process in self._running.values():
                 process.end(Reason.WAITED if is_waiting else Reason.INTERRUPTED)
+
+    def _check_idle(self) -> bool:
+        """Whether all processes have only waited for long; at most twice a second."""
+        if time.monotonic() < self._next_idle_check:
+            return False
+        self._next_idle_check = time.monotonic() + _IDLE_CHECK_SECONDS
+        num_idle = sum(process.check_idle() for process in self._running.values())
+        return num_idle == len(self._running)
 
     def _check_parent(self) -> None:
         if os.getppid() != self._parent:  # it was killed
@@ -149,9 +184,40 @@ class _Jobs:
             shutil.rmtree(self._request.scratch, ignore_errors=True)
             os._exit(1)
 
-    def _report(self, event: Event) -> None:
+    def report(self, event: Event | RequestEnded) -> None:
+        """Write an event for the parent."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, msgspec.json.encode(event) + b"\n")
+
+
+@final
+class _RunningCoordinator:
+    """The process that ranks in lockstep announce their collectives to."""
+
+    def __init__(self, request: Request) -> None:
+        reading, self.ends = os.pipe()
+        ranks = [job.rank for job in request.jobs]
+        outcome = Path(request.scratch, OUTCOME)
+        coordinator = Coordinator(request.lockstep, ranks, outcome, reading)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self.ends)
+                coordinator.run()
+            finally:
+                os._exit(0)
+        coordinator.close()
+        os.close(reading)
+
+    def note_end(self, rank: int) -> None:
+        """The process of a rank has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.ends, rank.to_bytes(4, "little"))
+
+    def finish(self) -> None:
+        """Wait until the outcome is written: all ranks have ended."""
+        os.close(self.ends)
+        os.waitpid(self.pid, 0)
 
 
 @final

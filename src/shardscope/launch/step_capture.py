@@ -27,11 +27,12 @@ from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.fsdp import has_flat_parameters, meshes_of
-from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.attribution.program_records import read_identity
 from shardscope.attribution.tensors import tensors_in
 from shardscope.hang import P2P_KINDS
+from shardscope.launch.instrument import Instrument
 from shardscope.launch.step_data import DataMode
 from shardscope.launch.step_training import StepsObserver
 from shardscope.launch.steps import StepsDone
@@ -60,18 +61,18 @@ def name_step_file(rank: int) -> str:
 
 
 @final
-class CaptureInstrument:
+class CaptureInstrument(Instrument):
     """Captures the steps of a rank; of the first also what the model takes, returns and gets back.
 
     Random numbers that the model draws are replaced by their mean, as a single process would draw
-    others; compiled functions run eagerly. With `has_probe`, modules are recorded too.
+    others; compiled functions run eagerly. With a `probed_step`, that step takes the place of the
+    first, and modules are recorded in it, too.
     """
 
-    is_done = False
-
-    def __init__(self, folder: str, *, has_probe: bool = False) -> None:
+    def __init__(self, folder: str, *, probed_step: int | None = None) -> None:
         self._folder = folder
-        self._probe = ModuleProbe() if has_probe else None
+        self._probe = None if probed_step is None else ModuleProbe()
+        self._num_before = probed_step or 0  # steps that are still to end before the captured one
         self._stack = ExitStack()
         self._model: nn.Module | None = None
         self._parameters: dict[str, torch.Tensor] = {}
@@ -112,24 +113,34 @@ class CaptureInstrument:
                 "shape of their own. Use fully_shard."
             )
         torch.compiler.set_stance("force_eager")
-        self._parameters = copy_all_full(named_parameters(model))
-        self._buffers = copy_all_full(named_buffers(model))
-        if self._probe is not None:
-            self._stack.enter_context(self._probe.attached(model, OriginalNames(model)))
+        if not self._num_before:
+            self._begin_captured(model)
         self._observer = StepsObserver(model)
         self._stack.enter_context(self._observer.watching())
         self._stack.enter_context(self._rng)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
-        replace_outermost_calls(self._call)
-        self._stack.callback(replace_outermost_calls, None)
+        self._stack.enter_context(replaced_outermost_calls(self._call))
 
     def before(self, event: CollectiveEvent) -> None:
         """Called before a collective."""
         self._has_sent |= any(single.read().kind in P2P_KINDS for single in event.singles())
 
+    def _begin_captured(self, model: nn.Module) -> None:
+        """Copy the weights before the step that is captured, and record its modules if asked to."""
+        self._parameters = copy_all_full(named_parameters(model))
+        self._buffers = copy_all_full(named_buffers(model))
+        if self._probe is not None:
+            self._stack.enter_context(self._probe.attached(model, OriginalNames(model)))
+
     def end_step(self) -> None:
         """A step has ended: save what was captured so far."""
-        if self._observer is None:
+        if self._observer is None or self._model is None:
+            return
+        if self._num_before:
+            self._observer.end_step()
+            self._num_before -= 1
+            if not self._num_before:
+                self._begin_captured(self._model)
             return
         if self._step is None:  # no moment before the end of the step was seen
             self._step = self._read_step(None)
@@ -170,7 +181,7 @@ class CaptureInstrument:
         result = clone_tensors(result)
         outputs = list(named_tensors(result))
         self._data.note_outputs([tensor for _, tensor in outputs])
-        if self._step is not None:
+        if self._step is not None or self._num_before:
             return result
         captured = CapturedCall(
             inputs,
@@ -259,7 +270,7 @@ class CaptureInstrument:
 
     def _refuse(self, sentence: str) -> NoReturn:
         """End the program because its step cannot be captured."""
-        self.is_done = True
+        self._is_done = True
         self._save(sentence)
         raise StepsDone
 
@@ -312,7 +323,7 @@ class ModelRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, is_active: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_active = is_active
-        self._mean = MeanRngMode()  # type: ignore[no-untyped-call]
+        self._mean = MeanRngMode()
         self.has_drawn = False
 
     def __torch_dispatch__(

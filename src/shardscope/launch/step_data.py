@@ -113,13 +113,15 @@ class DataMode(TorchFunctionMode):
             self._has_loss &= name != "backward"
             self._note_of_model(_tensors_of(result))
             return result
+        parents = self._find_parents(tensors)  # now: the function may write to them
         result = func(*args, **kwargs)
-        outputs = _tensors_of(result)
+        is_written = getattr(func, "__name__", "") == "__setitem__"  # which returns nothing
+        outputs = tensors[:1] if is_written else _tensors_of(result)
         if not outputs or any(map(_is_parameter, outputs)):
             return result
         self._is_paused = True
         try:
-            return self._note_result(func, (args, kwargs), tensors, result, outputs)
+            return self._note_result(func, (args, kwargs), tensors, parents, result, outputs)
         finally:
             self._is_paused = False
 
@@ -173,6 +175,15 @@ class DataMode(TorchFunctionMode):
         noted = self._noted.get(self._keys[tensor])
         return noted is not None and not is_equal(noted.value, tensor.detach())
 
+    def _find_parents(self, inputs: Sequence[torch.Tensor]) -> tuple[DataKey, ...]:
+        """The keys of noted tensors among the arguments of a function that is about to run."""
+        is_paused, self._is_paused = self._is_paused, True
+        try:
+            known = (tensor for tensor in inputs if tensor in self._keys)
+            return tuple(self._keys[t] for t in known if not self._is_changed(t))
+        finally:
+            self._is_paused = is_paused
+
     def _count(self, line: str, function: str) -> int:
         self._counts[line, function] += 1
         return self._counts[line, function] - 1
@@ -182,6 +193,7 @@ class DataMode(TorchFunctionMode):
         func: Callable[..., Any],
         arguments: Any,
         inputs: Sequence[torch.Tensor],
+        parents: tuple[DataKey, ...],
         result: Any,
         outputs: Sequence[torch.Tensor],
     ) -> Any:
@@ -191,8 +203,6 @@ class DataMode(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         count = self._count(line, name)
         origin = DataOrigin.RANDOM if name in _RANDOM else DataOrigin.COMPUTED
-        known = [tensor for tensor in inputs if tensor in self._keys]
-        parents = tuple(self._keys[t] for t in known if not self._is_changed(t))
         if any(isinstance(value, list | tuple) for value in arguments[0]):
             self._items.update(parents)
         is_replaced = any(tensor in self._replaced for tensor in inputs)
@@ -243,9 +253,13 @@ class DataMode(TorchFunctionMode):
         if len(shapes) == 1 and not is_loaded:
             is_other = shapes[0] == tensor.shape and not is_equal(shared.values[0], tensor.detach())
             return shared.values[0] if is_other else None
+        joined = shared.join(self._plan.dim)
+        # Of a batch that the ranks drew together, numbers of its shape are drawn in a single call.
+        is_drawn = shared.origin is DataOrigin.RANDOM and joined is not None
+        if is_drawn and joined is not None and joined.shape == tensor.shape:
+            return joined
         if not is_loaded and tensor.shape not in shapes and _contains(tensor.shape, shapes):
             return None  # the program shards a batch of all ranks
-        joined = shared.join(self._plan.dim)
         if joined is None:
             self.problems.setdefault(
                 f"the tensors that {key.function} makes at {key.line} have the shapes "

@@ -19,9 +19,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.module_calls import replace_outermost_calls
+from shardscope._torch.module_calls import replaced_outermost_calls
+from shardscope._torch.modules import preserved_numbers
 from shardscope._torch.snapshot import preserved_random_state
 from shardscope._torch.tree import leaves, map_leaves
+from shardscope.launch.instrument import Instrument
 from shardscope.launch.step_capture import (
     PROBED,
     ModelRng,
@@ -68,6 +70,14 @@ class _ReplayError(Exception):
     """Says in a sentence why a step cannot be replayed."""
 
 
+class _CallError(Exception):
+    """Says in a sentence why a single process cannot call its model as the ranks do."""
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.200}"
+
+
 def name_replay_file(instrument: str) -> str:
     """The file with the result of a replay, or with a sentence that says why there is none."""
     return f"{instrument}.pt"
@@ -79,15 +89,13 @@ def name_training_file(instrument: str) -> str:
 
 
 @final
-class ReplayInstrument:
+class ReplayInstrument(Instrument):
     """Replays captured steps with the model of a program that runs as a single process.
 
     After that the program takes its own steps, with the data of all ranks. `name` says how:
     `replay`, with `-fp64` in double precision, with `-perturbed` with weights and inputs that are
     changed by one unit in the last place. Meshes of any shape have a single rank.
     """
-
-    is_done = False
 
     def __init__(self, name: str, folder: str) -> None:
         self._name = name
@@ -116,8 +124,7 @@ class ReplayInstrument:
         torch.compiler.set_stance("force_eager")
         if models:
             self._model = models[0]
-            replace_outermost_calls(self._call)
-            self._stack.callback(replace_outermost_calls, None)
+            self._stack.enter_context(replaced_outermost_calls(self._call))
 
     def end_step(self) -> None:
         """A step has ended: save what was observed so far."""
@@ -143,7 +150,7 @@ class ReplayInstrument:
         if not is_trained or is_in_backward():
             return call(*args, **kwargs)
         if self._observer is None:
-            with preserved_random_state():
+            with preserved_random_state(), preserved_numbers(module):
                 self._replay(module, (args, kwargs))
             self._observer = self._observe(module)
         args, kwargs = self._data.take_arguments((args, kwargs), "argument of the model")
@@ -174,8 +181,8 @@ class ReplayInstrument:
         finally:
             self._is_in_model = False
         torch.save(result, Path(self._folder, name_replay_file(self._name)))
-        if isinstance(result, str) or result.probe is not None:
-            self.is_done = True
+        if isinstance(result, str) or PROBED in self._name:
+            self._is_done = True
             raise StepsDone
 
     def _observe(self, model: nn.Module) -> StepsObserver:
@@ -223,18 +230,27 @@ class ReplayInstrument:
         with ExitStack() as stack:
             if is_fp64:
                 stack.enter_context(fp64_mode(narrow))
-            stack.enter_context(MeanRngMode())  # type: ignore[no-untyped-call]
-            for group in plan.groups:
-                with ExitStack() as probing:
-                    if result.probe is not None and group is plan.groups[0]:
-                        probing.enter_context(result.probe.attached(model, OriginalNames(model)))
-                    _load(named_buffers(model), plan.buffers)
-                    calls = [
-                        _change(call, is_perturbed=is_perturbed, is_fp64=is_fp64)
-                        for call in group.calls
-                    ]
-                    _replay_group(model, arguments, calls, group.weight, result)
+            stack.enter_context(MeanRngMode())
+            try:
+                self._replay_groups(model, arguments, result)
+            except Exception as error:  # noqa: BLE001 - entire steps can still be compared
+                reason = str(error) if isinstance(error, _CallError) else _describe(error)
+                model.zero_grad(set_to_none=True)
+                return ReplayResult([], [], {}, full, failure=reason)
         return result
+
+    def _replay_groups(self, model: nn.Module, arguments: Any, result: ReplayResult) -> None:
+        """Replay the calls of each group of ranks, and add what they compute to `result`."""
+        for group in self._plan.groups:
+            with ExitStack() as probing:
+                if result.probe is not None and group is self._plan.groups[0]:
+                    probing.enter_context(result.probe.attached(model, OriginalNames(model)))
+                _load(named_buffers(model), self._plan.buffers)
+                calls = [
+                    _change(call, is_perturbed=self._is_perturbed, is_fp64=self._is_fp64)
+                    for call in group.calls
+                ]
+                _replay_group(model, arguments, calls, group.weight, result)
 
 
 def _join_weights(model: nn.Module, plan: ReplayPlan) -> dict[str, torch.Tensor]:
@@ -322,7 +338,7 @@ def _call_with(model: nn.Module, arguments: Any, call: CapturedCall) -> Any:
     num_tensors = sum(isinstance(leaf, torch.Tensor) for leaf in own)
     num_constants = sum(isinstance(leaf, Constant) for leaf in own)
     if (num_tensors, num_constants) != (len(call.inputs), len(call.constants)):
-        raise _ReplayError(
+        raise _CallError(
             f"The ranks call the model with {len(call.inputs)} tensors and {len(call.constants)} "
             f"plain values, and a single process with {num_tensors} and {num_constants}, so that "
             "the calls cannot be compared."

@@ -67,6 +67,7 @@ class StepsObserver:
             has_batch_norm=any(map(_is_local_batch_norm, model.modules())),
         )
         self._inputs: list[list[torch.Tensor]] = []
+        self._output_gradients: list[list[torch.Tensor | None]] = []
 
     @property
     def is_in_optimizer(self) -> bool:
@@ -91,10 +92,8 @@ class StepsObserver:
 
     def note_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note the gradients that backward sends into what the model has returned."""
-        if self.training.results:  # only of the first step
-            return
         gradients: list[torch.Tensor | None] = [None] * len(outputs)
-        self.training.output_gradients.append(gradients)
+        self._output_gradients.append(gradients)
         for index, tensor in enumerate(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(_add_gradient, gradients, index))  # type: ignore[no-untyped-call]
@@ -104,6 +103,7 @@ class StepsObserver:
         values = self._recorder.take(None)
         gathered, self._gathered = self._gathered, None
         inputs, self._inputs = self._inputs, []
+        output_gradients, self._output_gradients = self._output_gradients, []
         if gathered is None:  # no optimizer of torch has stepped
             return
         # What the program reads after the optimizer has stepped is known on each rank.
@@ -119,6 +119,7 @@ class StepsObserver:
             dataclasses.replace(gathered, training=training, changed=training.changed)
         )
         self.training.inputs.append(inputs)
+        self.training.output_gradients.append(output_gradients)
         self.training.has_accelerate_scheduler = _has_accelerate_scheduler()
 
     def _note_gradients(self) -> None:

@@ -31,6 +31,10 @@ class StepsDone(BaseException):
     """Ends the program. Not an Exception, so that `except Exception` does not stop it."""
 
 
+class EndOfRun(BaseException):
+    """Ends a program that waits, or whose run was interrupted. Not an Exception, as StepsDone."""
+
+
 @final
 class StepCounter:
     """Counts steps: the optimizers have stepped, and a model is called again or the program ends.

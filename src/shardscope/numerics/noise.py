@@ -205,6 +205,25 @@ def find_floor(
     )
 
 
+_OTHER_PROGRAM = 1e3  # times the noise of a precision by which another one is a different program
+
+
+def find_own_floor(
+    reference: Tensor, fp64: Tensor, perturbed_runs: Sequence[Tensor], precision: torch.dtype
+) -> NoiseFloor | None:
+    """The noise floor of `reference` in its own precision, if double precision differs by far more.
+
+    Such as where the original computes something else in it, because it asks for the dtype. None if
+    rounding may explain the difference to `fp64`. All tensors are float64; `perturbed_runs` are in
+    the original's own precision.
+    """
+    floor = find_floor(
+        reference, None, [(perturbed, None) for perturbed in perturbed_runs], precision
+    )
+    is_other = measure(reference, fp64).rms > _OTHER_PROGRAM * floor.rms > 0
+    return floor if is_other else None
+
+
 _LAST_PLACES = 2.0  # units in the last place that an element may always be off by
 _OWN = 2.0  # times the error of eager execution at the same element
 _POOLED = 12.0  # times the typical error of elements of similar magnitude

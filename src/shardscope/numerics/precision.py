@@ -25,9 +25,9 @@ from shardscope._torch.dispatch import (
     op_packet,
     op_schema,
 )
-from shardscope._torch.modules import exchange_tensors
+from shardscope._torch.modules import every_module, exchange_tensors
 from shardscope._torch.tree import map_leaves, tensor_leaves
-from shardscope.attribution.tensors import TensorSubstitution, map_tensors
+from shardscope.attribution.tensors import TensorSubstitution, map_tensors, tensors_in
 from shardscope.numerics.noise import epsilon, is_inexact
 
 T = TypeVar("T")
@@ -79,8 +79,47 @@ def to_fp64(tensor: Tensor) -> Tensor:
 
 
 def convert_model_to_fp64(model: nn.Module) -> None:
-    """Replace the tensors of a model by tensors in double precision; tied tensors stay tied."""
-    exchange_tensors(model, TensorSubstitution(lambda tensor: to_fp64(tensor.detach())).of)
+    """Convert the tensors of a model to double precision in place.
+
+    Parameters stay the same objects: an attribute, a list or an optimizer that refers to one goes
+    on to do so, tied tensors stay tied, and views of one storage share the new one. Only a tensor
+    whose type has no data of its own, such as a DTensor, is replaced.
+    """
+    tensors = {
+        id(tensor): tensor for module in every_module(model) for tensor in tensors_in(vars(module))
+    }
+    _widen_in_place([tensor for tensor in tensors.values() if _can_widen_in_place(tensor)])
+    substitution = TensorSubstitution(lambda tensor: to_fp64(tensor.detach()))
+    exchange_tensors(
+        model,
+        lambda tensor: tensor if _is_wide(tensor) else substitution.of(tensor),
+    )
+
+
+def _is_wide(tensor: Tensor) -> bool:
+    return fp64_dtype(tensor.dtype) == tensor.dtype
+
+
+def _can_widen_in_place(tensor: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not tensor.is_inference()
+    return is_plain and tensor.layout is torch.strided and not _is_wide(tensor)
+
+
+def _widen_in_place(tensors: Sequence[Tensor]) -> None:
+    """Give each tensor its values in double precision; tensors that share a storage go on to."""
+    by_storage: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        # Tensors without elements, or on the meta device, all have the address 0.
+        address = tensor.untyped_storage().data_ptr() or id(tensor)
+        by_storage.setdefault((address, tensor.dtype), []).append(tensor)
+    for sharing in by_storage.values():
+        if len(sharing) == 1:
+            sharing[0].data = to_fp64(sharing[0].data)
+            continue
+        flat = torch.empty(0, dtype=sharing[0].dtype, device=sharing[0].device)
+        wide = to_fp64(flat.set_(sharing[0].untyped_storage()))
+        for tensor in sharing:
+            tensor.data = wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def convert_inputs_to_fp64(inputs: T) -> T:

@@ -11,6 +11,7 @@ torch.
 from __future__ import annotations
 
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
+from shardscope.record.check_records import Check, CheckOutcome, Role, Variation
 from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.compiler_records import (
     BreakSite,
@@ -147,6 +148,8 @@ __all__ = [
     "BucketReduce",
     "Call",
     "Cause",
+    "Check",
+    "CheckOutcome",
     "Collective",
     "CollectiveKind",
     "Compiled",
@@ -196,6 +199,7 @@ __all__ = [
     "Record",
     "Recording",
     "Redistribute",
+    "Role",
     "RunComparison",
     "RunDeviation",
     "RunInfo",
@@ -222,6 +226,7 @@ __all__ = [
     "TensorVerdict",
     "ValueKind",
     "ValueSample",
+    "Variation",
     "check_output",
     "compress_ranks",
     "count_ranks",

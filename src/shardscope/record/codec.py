@@ -92,7 +92,7 @@ def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
     for place, span_sets, (num_free, per_byte) in (
         ("$.run.ranks", {recording.run.ranks}, _RECORDED),
         ("$.modules", modules, _IN_MODULES),
-        ("its groups, layouts and comparisons", further_spans, _ELSEWHERE),
+        ("its groups, layouts, comparisons and hangs", further_spans, _ELSEWHERE),
     ):
         num_named = sum(map(count_ranks, span_sets))
         if num_named > num_free + per_byte * num_bytes:
@@ -162,6 +162,16 @@ def _list_elsewhere(recording: Recording) -> Iterator[Spans]:
         yield from (collective.group for collective in explanation.collectives)
     for comparison in recording.comparisons:
         yield from (deviation.ranks for deviation in comparison.deviations)
+    for hang in recording.hangs:
+        yield from (hang.ranks, hang.missing_ranks)
+        yield from (source.ranks for source in hang.sources)
+        yield from (cause.ranks for cause in hang.causes)
+        yield from (progress.ranks for progress in hang.progress)
+        yield from (state.ranks for state in hang.states)
+        for wait in hang.waits:
+            yield from (wait.waiters, wait.missing)
+        for divergence in hang.divergences:
+            yield from (side.ranks for side in divergence.sides)
 
 
 def _list_module_names(recording: Recording) -> Iterator[str | None]:

@@ -63,6 +63,43 @@ _RULES = {
             "reached.",
         ),
     ),
+    "hang": (
+        (
+            "rank-failed",
+            _FAILURE,
+            "A rank raised an error, ran out of memory or was killed; the other ranks wait for "
+            "it in the next collective.",
+        ),
+        (
+            "rank-lost",
+            _FAILURE,
+            "A rank does not answer, or left no file although the others wait for it: its process "
+            "was stopped or ended, or its host failed.",
+        ),
+        (
+            "call-skipped",
+            _FAILURE,
+            "A rank went past a collective that the other ranks of its group issue, and they wait "
+            "for it there.",
+        ),
+        (
+            "collective-stuck",
+            _FAILURE,
+            "All ranks of a group have issued a collective, and it completes on none of them: the "
+            "cause is below torch, in a link, a device or a driver.",
+        ),
+        (
+            "compile-differs",
+            _FAILURE,
+            "Ranks compiled different graphs of the same function, with different collectives in "
+            "them.",
+        ),
+        (
+            "slow-rank",
+            _COST,
+            "The other ranks wait for a rank that takes longer than they do between collectives.",
+        ),
+    ),
     "audit": (
         (
             "replicated",

@@ -193,6 +193,7 @@ _OWN_WORLD_FIELDS = (
     "diagnoses",
     "explanations",
     "comparisons",
+    "hangs",
 )
 _WORLD_FIELDS = (
     "findings",
@@ -402,6 +403,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
         processes=tuple(process for part in parts for process in part.processes),
         dropped=tuple(record for part in parts for record in part.dropped),
+        hangs=tuple(dict.fromkeys(hang for part in parts for hang in part.hangs)),
     )
 
 
@@ -447,6 +449,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     instruments = dict.fromkeys(name for run in runs for name in run.instruments)
     ranks = _unite(run.ranks for run in runs)
     counts = [run.num_forwards for run in runs if run.num_forwards is not None]
+    node_sizes = {run.ranks_per_node for run in runs if run.ranks_per_node}
     return replace(
         runs[0],
         ranks=ranks,
@@ -455,7 +458,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         num_forwards=max(counts, default=None),
         device_type=next((run.device_type for run in runs if run.device_type), None),
         skipped_checks=tuple(dict.fromkeys(name for run in runs for name in run.skipped_checks)),
-        ranks_per_node=next((run.ranks_per_node for run in runs if run.ranks_per_node), None),
+        ranks_per_node=node_sizes.pop() if len(node_sizes) == 1 else None,
     )
 
 

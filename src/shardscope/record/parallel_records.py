@@ -22,6 +22,8 @@ class TensorKind(StrEnum):
     STATE = "state"  # of the optimizer, after its step
     UPDATED = "updated"  # parameter, after the step
     BUFFER = "buffer"  # that the run changed
+    MODE = "mode"  # whether a module trains or evaluates; listed where ranks are not in one mode
+    REDRAWN = "redrawn"  # whether a module draws other numbers when backward calls it again
     COUNTER = "counter"  # a number among the attributes of a module, that the run changed
     REPORTED = "reported"  # a number that the step returns, or that the program reads
     PARAMETER = "parameter"  # before the run; listed where it is not the single device's

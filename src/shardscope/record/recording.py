@@ -11,7 +11,9 @@ from msgspec.structs import astuple
 
 from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
+from shardscope.record.check_records import Check
 from shardscope.record.compiler_records import Diagnosis, Explanation
+from shardscope.record.hang_records import HangAnalysis
 from shardscope.record.parallel_records import Parallelization, Parity
 from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
@@ -44,7 +46,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
     there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
     given no audit of the model before sharding, "step" no step to run. `ranks_per_node` is how many
-    ranks share a node, None where that is not known.
+    ranks share a node, None where that is not known or nodes differ.
     """
 
     torch_version: str
@@ -304,6 +306,7 @@ class DroppedCollectives(Record, frozen=True, kw_only=True, gc=False):
 
 _SINGULARS = {
     "processes": "process",
+    "checks": "check",
     "groups": "group",
     "modules": "module",
     "collectives": "collective",
@@ -316,6 +319,7 @@ _SINGULARS = {
     "explanations": "explanation",
     "values": "value",
     "comparisons": "comparison",
+    "hangs": "hang",
 }
 
 
@@ -341,6 +345,8 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     values: tuple[ValueSample, ...] = ()
     comparisons: tuple[RunComparison, ...] = ()
     processes: tuple[RankProcess, ...] = ()
+    checks: tuple[Check, ...] = ()
+    hangs: tuple[HangAnalysis, ...] = ()
     dropped: tuple[DroppedCollectives, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

@@ -124,6 +124,16 @@ _PATHS = {
     "comparisons": "comparisons",
     "run_deviations": "comparisons.deviations",
     "processes": "processes",
+    "hangs": "hangs",
+    "hang_sources": "hangs.sources",
+    "hang_causes": "hangs.causes",
+    "hang_waits": "hangs.waits",
+    "hang_divergences": "hangs.divergences",
+    "hang_sides": "hangs.divergences.sides",
+    "hang_progress": "hangs.progress",
+    "hang_states": "hangs.states",
+    "slow_ranks": "hangs.slow_ranks",
+    "skews": "hangs.skews",
 }
 # The columns of a record that the records inside it repeat, and their names there.
 _KEYS = {
@@ -141,6 +151,8 @@ _KEYS = {
     "explanations": {"rank": "rank", "target": "target"},
     "comparisons": {"run_a": "run_a", "run_b": "run_b"},
     "explanations.graphs": {"index": "graph"},
+    "hangs": {"ranks": "run_ranks"},
+    "hangs.divergences": {"group": "group", "position": "position"},
 }
 
 
@@ -223,8 +235,9 @@ def _flatten(name: str, field_type: types.Type) -> Iterator[Column]:
         yield from _flatten_cause(name, members)
     elif members:
         for column in _list_columns(members[0].cls):
-            assert not column.path, f"{name} has records in records"
             read = partial(_read_inside, column.read)
+            if column.path:
+                read = partial(_read_inside, partial(_read_deeper, column.path, column.read))
             yield Column(f"{name}_{column.name}", column.type, read, name)
     elif name == "num_bytes":  # of a sample of memory, for each kind
         for position, kind in enumerate(MemoryKind):
@@ -232,6 +245,11 @@ def _flatten(name: str, field_type: types.Type) -> Iterator[Column]:
             yield Column(name_of_kind, ColumnType.INTEGER, partial(_read_item, position), name)
     else:
         yield from _flatten_items(name, field_type)
+
+
+def _read_deeper(path: str, read: Callable[[Any], Any], value: Any) -> Any:
+    inner = getattr(value, path)
+    return None if inner is None else read(inner)
 
 
 def _list_members(field_type: types.Type) -> list[types.StructType]:

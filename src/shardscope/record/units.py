@@ -69,6 +69,15 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
+def describe_all(count: int, noun: str, verb: str, rest: str = "") -> str:
+    """What all of them do: `All 9 tensors of Net agree`, `The only tensor of Net agrees`.
+
+    `rest` follows the noun: "of Net".
+    """
+    named = f"{rest} {verb}" if rest else verb
+    return f"The only {noun} {named}s" if count == 1 else f"All {plural(count, noun)} {named}"
+
+
 def parse_size(text: str) -> int | None:
     """Parse a size in bytes: `64MiB`, `80 GB`, `80g` (binary), `512`; None for other text."""
     match = _SIZE.fullmatch(text.strip())

@@ -28,6 +28,7 @@ from shardscope._torch.collectives.objects import (
     warn_not_in_group,
 )
 from shardscope._torch.fake import is_fake
+from shardscope._torch.process_groups.known_values import KnownValues
 
 _POLL_SECONDS = 0.02
 NEEDED = "needed-"
@@ -99,25 +100,28 @@ _save = torch.save  # torch.save itself is replaced where tensors have no data
 
 
 _mailbox: Mailbox | None = None  # to and from ranks that run as other processes
+_known: KnownValues | None = None  # what the ranks give to each collective
 
 
 @contextmanager
-def simulated_object_collectives(mailbox: Mailbox | None = None) -> Iterator[None]:
+def simulated_object_collectives(
+    mailbox: Mailbox | None = None, known: KnownValues | None = None
+) -> Iterator[None]:
     """Replace torch's object collectives by ours until the context ends.
 
-    With `mailbox`, objects that are sent to a rank reach it.
+    With `mailbox`, objects that are sent to a rank reach it. `known` has what other ranks give.
     """
     with ExitStack() as stack:
-        stack.callback(_set_mailbox, _mailbox)
-        _set_mailbox(mailbox)
+        stack.callback(_set_exchange, _mailbox, _known)
+        _set_exchange(mailbox, known)
         for function in _FUNCTIONS:
             stack.enter_context(replace_body(function.__name__, function))
         yield
 
 
-def _set_mailbox(mailbox: Mailbox | None) -> None:
-    global _mailbox
-    _mailbox = mailbox
+def _set_exchange(mailbox: Mailbox | None, known: KnownValues | None) -> None:
+    global _mailbox, _known
+    _mailbox, _known = mailbox, known
 
 
 def all_gather_object(
@@ -133,6 +137,9 @@ def all_gather_object(
         else:
             dist.all_gather([torch.empty_like(part) for _ in range(num_ranks)], part, group=group)
     _fill(object_list, obj, group, weights_only)
+    heard = _exchange([obj], group)
+    for index, objects in enumerate(heard):
+        object_list[index] = objects[0]
 
 
 def gather_object(
@@ -155,8 +162,11 @@ def gather_object(
     dist.all_gather([torch.empty_like(size) for _ in range(num_ranks)], size, group=group)
     gathered = [torch.empty_like(payload) for _ in range(num_ranks)] if is_root else None
     dist.gather(payload, gathered, group=group, group_dst=root)
+    heard = _exchange([obj], group)
     if object_gather_list is not None:
         _fill(object_gather_list, obj, group, weights_only)
+        for index, objects in enumerate(heard):
+            object_gather_list[index] = objects[0]
 
 
 def broadcast_object_list(
@@ -173,6 +183,9 @@ def broadcast_object_list(
         return
     for part in _parts(object_list, weights_only):
         dist.broadcast(part, group=group, group_src=root)
+    heard = _exchange(object_list, group)
+    if heard:
+        object_list[:] = heard[root]
 
 
 def scatter_object_list(
@@ -243,6 +256,14 @@ def recv_object_list(
     sizes, payload = _parts(object_list, weights_only)
     dist.recv(sizes, group=group, group_src=peer)
     return dist.recv(payload, group=group, group_src=peer)
+
+
+def _exchange(objects: list[Any], group: Group) -> list[list[Any]]:
+    """What each rank of the group gives to this object collective; empty if that is not known."""
+    if _known is None:
+        return []
+    heard = _known.exchange_objects(_or_world(group), dump_objects(objects))
+    return [pickle.loads(content) for content in heard or ()]
 
 
 def _root(rank: int | None, group_rank: int | None, group: Group) -> int:

@@ -32,11 +32,11 @@ from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.private import moved_names_explained, without_if_moved
 from shardscope._torch.process_groups.host_data import (
     HostData,
-    KnownValues,
     OnRead,
     inference_as_no_grad,
     modes_in_threads,
 )
+from shardscope._torch.process_groups.known_values import KnownValues
 from shardscope._torch.process_groups.launched import OnJoin, joined_at_once
 from shardscope._torch.process_groups.simulated import (
     answered_collectives,
@@ -115,7 +115,8 @@ class World:
         self._mesh = mesh
         self._made: list[DeviceMesh] = []
         self._stack = ExitStack()
-        self.has_host_data = False  # beside tensors without data on the device
+        self.known: KnownValues | None = None  # of a launched program
+        self.host: HostData | None = None  # if tensors on the CPU have data, and others have not
         self._is_fake = False
         self._materialized: Materialized = {}
         self._has_ended = False
@@ -170,7 +171,7 @@ class World:
             self._stack.enter_context(inductor_without_codegen())
             if host is not None:
                 self._stack.enter_context(modes_in_threads(mode))
-            self._is_fake, self.has_host_data = True, host is not None
+            self._is_fake, self.host = True, host
 
     def _check_can_materialize(self, model: nn.Module) -> None:
         if self._has_ended:
@@ -305,11 +306,12 @@ def launched_rank(
         )
         stack.enter_context(joined_at_once(rank, size, on_join))
         stack.enter_context(without_if_moved(shared_rank_maps()))
-        stack.enter_context(_collectives_without_peers(mailbox))
         world = World({}, rank=rank, size=size, device_type="cuda", mesh=None)
+        world.known = KnownValues()
+        stack.enter_context(_collectives_without_peers(mailbox, world.known))
         stack.callback(world._close)
         stack.enter_context(_noted_meshes(world))
-        stack.enter_context(intercept(KnownValues(), report_missing=lambda sentence: None))
+        stack.enter_context(intercept(world.known, report_missing=lambda sentence: None))
         stack.enter_context(inference_as_no_grad())
         world._drop_data(HostData(on_read))
         stack.enter_context(skipped_triton_kernels(on_kernel))
@@ -336,13 +338,15 @@ def _noted_meshes(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _collectives_without_peers(mailbox: Mailbox | None = None) -> Iterator[None]:
+def _collectives_without_peers(
+    mailbox: Mailbox | None = None, known: KnownValues | None = None
+) -> Iterator[None]:
     """Check collectives and fill their results without the other ranks."""
     with ExitStack() as stack:
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(answered_collectives())
         stack.enter_context(without_if_moved(simulated_symmetric_memory()))
-        stack.enter_context(simulated_object_collectives(mailbox))
+        stack.enter_context(simulated_object_collectives(mailbox, known))
         stack.enter_context(without_if_moved(isolated_stages(can_ask=mailbox is not None)))
         # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.
         stack.enter_context(intercept(CollectiveChecker(), report_missing=lambda sentence: None))

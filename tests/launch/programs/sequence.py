@@ -1,6 +1,7 @@
 """Context parallelism by hand: each rank has a part of every sequence, and gathers keys and values.
 
-With `summed`, gradients are summed over ranks instead of averaged.
+With `summed`, gradients are summed over ranks instead of averaged; with `masked`, the model gets a
+mask that fits only the keys of all ranks.
 """
 
 import sys
@@ -36,11 +37,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(16, 48)
         self.head = nn.Linear(16, 32)
 
-    def forward(self, tokens, positions):
+    def forward(self, tokens, positions, mask=None):
         x = self.embed(tokens) + torch.sin(positions[:, None] * torch.arange(16) / 7)
         query, key, value = self.qkv(x).chunk(3, -1)
         key, value = Gathered.apply(key.contiguous()), Gathered.apply(value.contiguous())
-        mask = positions[:, None] >= torch.arange(key.shape[1])[None]
+        if mask is None:
+            mask = positions[:, None] >= torch.arange(key.shape[1])[None]
         return self.head(functional.scaled_dot_product_attention(query, key, value, mask))
 
 
@@ -51,7 +53,8 @@ for _ in range(3):
     tokens = torch.randint(32, (4, 8), generator=generator)
     full = tokens, tokens.flip(1), torch.arange(8)
     tokens, labels, positions = (tensor.chunk(size, -1)[rank] for tensor in full)
-    logits = model(tokens, positions)
+    mask = positions[:, None] >= torch.arange(8) if "masked" in sys.argv else None
+    logits = model(tokens, positions, mask)
     functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)

@@ -33,6 +33,9 @@ class Network(nn.Module):
 
     def forward(self, tokens):
         x = self.embed(tokens)
+        self.num_calls = getattr(self, "num_calls", 0) + self.training
+        if "bad_later" in ways and self.num_calls == 2 and size > 1:
+            x = x * 1.5
         return self.head(x + self.down(self.up(x).relu()))
 
 
@@ -107,7 +110,10 @@ def batches():
         generator = torch.Generator().manual_seed(0 if "bad_seed" in ways else data_rank)
         for _ in range(20):
             data = torch.randint(vocabulary, (rows, length), generator=generator)
-            yield data, data.flip(1)
+            labels = data.flip(1)
+            if "masked" in ways:
+                labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+            yield data, labels
 
 
 def compute_loss(logits, labels):
@@ -158,8 +164,9 @@ for _ in range(3):
     optimizer.zero_grad()
     if "reduced" in ways:
         dist.all_reduce(total)
-        total /= size
-    print(f"loss {total.item():.4f}")
+        print(total.item() / size, total.square().item())
+    else:
+        print(f"loss {total.item():.4f}")
 if "saved" in ways and rank == 0:
     model.eval()
     with torch.no_grad():

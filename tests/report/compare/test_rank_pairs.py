@@ -7,6 +7,8 @@ from sample_recordings import make_recording, make_run
 from shardscope.report.compare.changes import Area
 from shardscope.report.compare.compare_recordings import compare
 
+CHOSEN_RANKS = "of each, the rank that sends most, or that needs most memory, is compared"
+
 
 def test_ranks_are_compared_individually_and_named_where_not_all_changed():
     before = make_world({"a": 1}, {"a": 1}, {"a": 1}, {"b": 1})
@@ -32,9 +34,7 @@ def test_the_busiest_ranks_are_compared_where_worlds_differ():
     assert lines(changes, Area.COLLECTIVES) == [
         "changed worse | a: all_reduce[tp] in forward: 3 → 4"
     ]
-    assert changes.notes == (
-        "the worlds have 2 ranks and 4 ranks: the busiest rank of each is compared",
-    )
+    assert changes.notes == (f"the worlds have 2 ranks and 4 ranks: {CHOSEN_RANKS}",)
 
 
 def test_only_common_ranks_are_compared_where_a_recording_has_more():
@@ -44,7 +44,7 @@ def test_only_common_ranks_are_compared_where_a_recording_has_more():
     assert changes.notes == ("only ranks that both recordings have are compared: 0",)
     elsewhere = make_recording(make_calls({"a": 2}, rank=3))
     assert compare(before, elsewhere).notes == (
-        "the recordings have no rank in common: the busiest rank of each is compared",
+        f"the recordings have no rank in common: {CHOSEN_RANKS}",
     )
 
 

@@ -220,6 +220,23 @@ def test_tensors_have_the_modules_that_own_them() -> None:
     assert parity.tensors.name == ("the output", "layers.0.wq.weight", "output [1]", "head.bias")
     owners = [page.modules.path[at] if at >= 0 else None for at in parity.tensors.module]
     assert owners == [None, "layers.0.wq", None, "head"]
+    assert parity.tensors.phase == ("forward", "backward", "forward", "backward")
+
+
+def test_tensors_of_training_steps_have_the_phase_and_the_step_that_computed_them() -> None:
+    kinds = (TensorKind.LOSS, TensorKind.GRADIENT, TensorKind.NORM, TensorKind.UPDATED)
+    verdicts = tuple(
+        TensorVerdict(
+            name="a.weight", kind=kind, agreement=Agreement.CLOSE, step=2, dtype="bfloat16"
+        )
+        for kind in (*kinds, TensorKind.PARAMETER)
+    )
+    page = build_page(make_recording(parity=(Parity(axes=(), tensors=verdicts),)))
+    assert page.proof is not None
+    tensors = page.proof.parity[0].tensors
+    assert tensors.phase == ("forward", "backward", "outside", "optimizer", "")
+    assert (set(tensors.step), set(tensors.dtype)) == ({2}, {"bfloat16"})
+    assert tensors.kind[1] == "gradient, step 2"
 
 
 def test_a_page_without_compilers_has_no_such_view() -> None:

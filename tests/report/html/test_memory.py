@@ -5,11 +5,23 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from sample_recordings import make_recording
-from shardscope.record import MemoryKind, MemoryProfile, MemorySample, MemoryUse, Phase, Recording
+from shardscope.record import (
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
+    Module,
+    Phase,
+    RankSpan,
+    Recording,
+)
 from shardscope.report.html.html import build_page
 from shardscope.report.html.memory_rows import thin_samples
 from shardscope.report.html.page_views import MemoryCurve
+from shardscope.report.model.memory_peaks import find_worst
 
 KINDS = list(MemoryKind)
 
@@ -97,6 +109,22 @@ def test_ranks_that_held_the_same_share_a_curve_and_the_fullest_comes_first() ->
     small, large = sample(0, activations=5), sample(0, activations=50)
     curves = read(profile(small), profile(large, rank=1), profile(small, rank=2))
     assert [(curve.ranks, curve.peak_bytes) for curve in curves] == [("1", 50), ("0-2/2", 5)]
+
+
+def test_of_ranks_that_need_the_same_all_views_show_the_first() -> None:
+    profiles = [
+        replace(
+            profile(sample(0, **{kind: 8}), rank=rank),
+            at_peak=(MemoryUse(kind=MemoryKind(kind), module="a", num_bytes=8),),
+        )
+        for rank, kind in ((1, "gradients"), (0, "activations"))
+    ]
+    modules = (Module(name="a", type="Linear", ranks=(RankSpan(0, 2),)),)
+    recording = make_recording(memory=tuple(profiles), modules=modules, ranks=(0, 1))
+    page = build_page(recording)
+    assert page.memory[0].ranks == "0"
+    assert page.modules.own_peak.kinds == ("activations",)
+    assert find_worst(recording.memory).rank == 0
 
 
 def test_curves_of_many_ranks_stay_small_together() -> None:

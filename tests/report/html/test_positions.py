@@ -32,7 +32,9 @@ def walk(record: Struct) -> Iterator[tuple[Struct, str, Any]]:
 
 
 def numbers(value: Any) -> list[int]:
-    return list(value) if isinstance(value, tuple) else [value]
+    if not isinstance(value, tuple):
+        return [value]
+    return [number for member in value for number in numbers(member)]
 
 
 def check(page: Page) -> None:
@@ -51,6 +53,9 @@ def check(page: Page) -> None:
     assert all(0 <= kind < len(own_peak.kinds) for kind in own_peak.kind)
     _check_columns(page.sources, num_sources)
     _check_tree(page)
+    parts = page.figure_parts
+    _check_columns(parts, len(parts.figure), apart=set() if parts.modules else {"modules"})
+    assert all(0 <= at < len(page.figures) for at in parts.figure)
     if page.communication is not None:
         _check_communication(page.communication)
     if page.sharding is not None:
@@ -90,10 +95,13 @@ def _check_communication(communication: Communication) -> None:
         "group": communication.groups,
         "rank_set": communication.ranks,
     }
-    _check_columns(communication.traffic, len(communication.traffic.count))
+    _check_columns(communication.traffic, len(communication.traffic.count), apart={"step"})
+    assert len(communication.traffic.step) in (0, len(communication.traffic.count))
     assert list(communication.traffic.rank_set) == sorted(communication.traffic.rank_set)
-    _check_columns(communication.calls, len(communication.calls.rank), apart={"start_ns"})
-    assert len(communication.calls.start_ns) in (0, len(communication.calls.rank))
+    optional = {"start_ns", "step"}
+    _check_columns(communication.calls, len(communication.calls.rank), apart=optional)
+    for name in optional:
+        assert len(getattr(communication.calls, name)) in (0, len(communication.calls.rank)), name
     _check_columns(communication.spans, len(communication.spans.rank), apart={"names"})
     for record, name, value in walk(communication):
         if isinstance(record, Calls | Traffic) and name in lists:

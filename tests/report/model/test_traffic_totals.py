@@ -9,7 +9,10 @@ from shardscope.record import CollectiveKind, Group, RankSpan
 from shardscope.record.units import format_bytes
 from shardscope.report.export.markdown import render_markdown
 from shardscope.report.html.html import build_page
-from shardscope.report.model.traffic_totals import fold_ranks, sum_sent_bytes
+from shardscope.report.model.traffic_totals import (
+    fold_ranks,
+    sum_sent_bytes,
+)
 from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.charts import render_matrix
 from shardscope.report.text.summary import render_plain

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sample_recordings as samples
-from shardscope.record import Recording, Source, load, save
+from shardscope.record import Phase, Recording, Source, load, save
 from shardscope.record.codec import open_parquet
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Calls, Page
@@ -51,8 +51,18 @@ def _calls_of(page: Page) -> Calls:
             )
         ),
         load(EXAMPLES / "moe.json.gz"),
+        samples.make_steps(3),
+        samples.make_steps(3, timed=True),
+        samples.make_recording(
+            tuple(
+                samples.make_collective(rank=rank, order=order, phase=phase)
+                for rank in range(2)
+                for order, phase in enumerate((Phase.FORWARD, Phase.BACKWARD) * 2)
+            ),
+            run=samples.make_run(ranks=(0, 1), num_forwards=2),
+        ),
     ],
-    ids=["varied", "llama", "no axis", "moe"],
+    ids=["varied", "llama", "no axis", "moe", "steps", "timed steps", "forward passes"],
 )
 def test_all_rows_are_those_of_the_page(tmp_path: Path, recording: Recording) -> None:
     windows, page = _serve(recording, tmp_path)

@@ -15,7 +15,10 @@ from shardscope.record import Collective, CollectiveKind, Recording, load, save
 from shardscope.record.codec import open_parquet
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Calls, Communication, Matrix
-from shardscope.report.model.traffic_totals import TrafficSummary, summarize_traffic
+from shardscope.report.model.traffic_totals import (
+    TrafficSummary,
+    summarize_traffic,
+)
 from shardscope.report.serve import large_run
 from shardscope.report.serve.large_run import summarize_file
 

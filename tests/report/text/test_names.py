@@ -6,7 +6,10 @@ import pytest
 
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, format_count
-from shardscope.report.model.traffic_totals import format_spread, spread
+from shardscope.report.model.traffic_totals import (
+    format_spread,
+    spread,
+)
 from shardscope.report.text.style import shorten
 
 

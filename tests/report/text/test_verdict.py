@@ -42,6 +42,7 @@ from shardscope.record import (
     Parameter,
     Parity,
     Phase,
+    RankProcess,
     RankSpan,
     Recording,
     Redistribute,
@@ -330,7 +331,7 @@ CASES = {
         compared(Agreement.CLOSE, Agreement.DIFFERS),
         (W, "parity", "1 of 2 tensors differ from a single device, first in layers.1.wo: likely a"),
     ),
-    "tensors that agree": (compared(Agreement.CLOSE), (OK, "parity", "All 1 tensor agree")),
+    "tensors that agree": (compared(Agreement.CLOSE), (OK, "parity", "The only tensor agrees")),
     "parity of nothing": (compared(), (U, "parity", "compared nothing")),
     "runs that differ": (
         compared_runs(num_deviating=1),
@@ -350,7 +351,7 @@ CASES = {
     ),
     "a partitioned program that agrees": (
         partitioned(Agreement.EQUAL),
-        (OK, "parallel-program", "agree with the original"),
+        (OK, "parallel-program", "The only tensor of the partitioned Net agrees with"),
     ),
     "a partitioned program that was not compared": (
         partitioned(),
@@ -386,7 +387,7 @@ CASES = {
     ),
     "ops that all run sharded": (
         covered(OpVerdict.SHARDED),
-        (OK, "coverage", "All 1 op with sharded inputs run"),
+        (OK, "coverage", "The only op with sharded inputs runs"),
     ),
     "ops without a sharded input": (
         covered(OpVerdict.LOCAL),
@@ -484,6 +485,54 @@ def test_the_guide_has_a_section_for_every_rule_and_no_other() -> None:
     findings = {"tied-weights", "deadlock", "outside-groups", "replicated"}
     rules = {rule for _, (_, rule, _) in CASES.values()} - findings | {"comparison"}
     assert sections == rules
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "words"),
+    [
+        (None, "8 GPUs in a node are assumed, as the number was not recorded"),
+        (8, "it has 8 GPUs"),
+    ],
+)
+def test_tensor_parallelism_within_a_node_says_which_node_is_meant(
+    ranks_per_node: int | None, words: str
+) -> None:
+    calls = {"cause": ASKED, "group": "tp[0-7]"}
+    run = {"ranks_per_node": ranks_per_node}
+    _, concern = judged(traced(calls, groups=(WITHIN,), run=run)).concerns
+    assert (concern.judgement, concern.rule) == (OK, "tensor-parallel-across-nodes")
+    assert concern.words == f"Tensor parallelism over ranks 0-7 stays within a node: {words}"
+
+
+def test_hosts_tell_which_ranks_share_a_node_unless_the_run_was_simulated() -> None:
+    def judge_hosts(*hosts: str, **run: Any) -> tuple[Judgement, str]:
+        processes = tuple(RankProcess(rank=rank, host=host) for rank, host in enumerate(hosts))
+        calls = {"cause": ASKED, "group": "tp[0-7]"}
+        recording = traced(calls, groups=(WITHIN,), run=run, processes=processes)
+        concern = next(
+            item
+            for item in judged(recording).concerns
+            if item.rule == "tensor-parallel-across-nodes"
+        )
+        return concern.judgement, concern.reason
+
+    two = ("node-a",) * 4 + ("node-b",) * 4
+    assert judge_hosts(*two) == (C, "on 2 hosts this leaves the node in every layer")
+    assert judge_hosts(*["node-a"] * 8) == (OK, "its ranks ran on node-a")
+    assumed = (OK, "8 GPUs in a node are assumed, as the number was not recorded")
+    assert judge_hosts(*two[:7]) == assumed  # the host of a rank is not known
+    assert judge_hosts(*two, is_simulated=True) == assumed
+    assert judge_hosts(*two, ranks_per_node=8) == (OK, "it has 8 GPUs")
+
+
+def test_tensor_parallelism_across_nodes_says_what_to_do_and_how_to_give_their_size() -> None:
+    calls = {"cause": ASKED, "group": "tp[0-15]"}
+    assumed = first_of(traced(calls, groups=(ACROSS,)))
+    known = first_of(traced(calls, groups=(ACROSS,), run={"ranks_per_node": 4}))
+    assert known.remedy.startswith("Make the axis no larger than a node")
+    assert assumed.remedy == (
+        f"{known.remedy} If a node has more GPUs, say so with --nproc-per-node of show or report."
+    )
 
 
 def test_the_worst_comes_first_and_what_dominates_comes_before_what_is_fine() -> None:

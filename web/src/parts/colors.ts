@@ -38,6 +38,13 @@ export function heatColor(share: number): string {
   return `color-mix(in oklab, var(--heat-high) ${percent}%, var(--heat-low))`;
 }
 
+const HOT_SHARE = 0.68; // above this the background is strong
+
+/** Colour of a text on the heat colour of a share, which it contrasts with. */
+export function heatTextColor(share: number): string {
+  return share > HOT_SHARE ? "var(--heat-text)" : "var(--heat-text-low)";
+}
+
 /** The current value of a CSS variable, for canvases. */
 export function resolveColor(name: string): string {
   // Read, so that its users are drawn again when the theme changes.

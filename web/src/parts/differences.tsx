@@ -26,7 +26,7 @@ interface Props {
 function DifferencePanel({ view, title }: Props) {
   const compared = earlier.value!;
   const { params } = route.value;
-  const { before, after, follows } = useMemo(
+  const { before, after, follows, numHidden } = useMemo(
     () => listComparedFigures(view),
     [view, compared, params],
   );
@@ -40,6 +40,7 @@ function DifferencePanel({ view, title }: Props) {
   const facts = [
     before.length > 0 &&
       `${changed.length ? formatNumber(changed.length) : "None"} of ${pluralize(rows.length, "figure")} differ${isPart ? " in what is selected" : ""}.`,
+    numHidden > 0 && `Not shown: ${pluralize(numHidden, "figure")} of the whole run.`,
     view === "overview" && describeOtherViews(),
     describeOmitted(compared, view),
   ];

@@ -9,15 +9,16 @@ export const InCell = createContext(false);
 interface Props {
   readonly facet: Facet;
   readonly value: string;
+  readonly isInline?: boolean; // in a sentence, which wraps
   readonly children: ComponentChildren;
 }
 
-export function FacetLink({ facet, value, children }: Props) {
+export function FacetLink({ facet, value, isInline = false, children }: Props) {
   const isSelected = selectedText(facet) === value;
   const isInCell = useContext(InCell);
   return (
     <a
-      class="facet-link clip"
+      class={isInline ? "facet-link is-inline" : "facet-link clip"}
       href={selectionHref({ [facet]: isSelected ? null : value })}
       aria-current={isSelected ? "true" : undefined}
       title={isSelected ? `${value}: show all again` : `${value}: select in every view`}

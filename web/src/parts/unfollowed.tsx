@@ -1,5 +1,5 @@
 /** Which parts of the selection a view does not follow, in a line; nothing if it follows them all. */
-import { type Facet, listUnfollowed } from "../store/selection";
+import { type Facet, listUnfollowed, nameFacet } from "../store/selection";
 
 interface Props {
   readonly follows: readonly Facet[];
@@ -10,7 +10,7 @@ export function Unfollowed({ follows, what }: Props) {
   const facets = listUnfollowed(follows);
   if (!facets.length) return null;
   const words = what ? `${what} are not filtered by` : "Not filtered by";
-  return <p class="unfollowed">{`${words} ${joinNames(facets)}.`}</p>;
+  return <p class="unfollowed">{`${words} ${joinNames(facets.map(nameFacet))}.`}</p>;
 }
 
 /** `axis, kind and rank`. */

@@ -8,6 +8,8 @@ import {
   clear,
   FACETS,
   type Facet,
+  nameFacet,
+  numSteps,
   selectedFacets,
   selectedRankSet,
   selectedText,
@@ -48,7 +50,7 @@ function SelectionChip({ facet }: { facet: Facet }) {
   const text = describeFacet(facet);
   return (
     <span class="selection">
-      <span class="selection-facet">{facet}</span>
+      <span class="selection-facet">{nameFacet(facet)}</span>
       {facet === "module" && selected.value >= 0 ? (
         <a href={moduleHref(selected.value, "modules")} title={`${text}: show it in the tree`}>
           {/* The end of a path is more informative than its beginning. */}
@@ -61,8 +63,8 @@ function SelectionChip({ facet }: { facet: Facet }) {
       )}
       <button
         type="button"
-        title={`Select every ${facet}`}
-        aria-label={`Clear ${facet}`}
+        title={`Select every ${nameFacet(facet)}`}
+        aria-label={`Clear ${nameFacet(facet)}`}
         onClick={() => clear(facet)}
       >
         ×
@@ -72,10 +74,11 @@ function SelectionChip({ facet }: { facet: Facet }) {
 }
 
 function describeFacet(facet: Facet): string {
-  const { rank, range, line } = selection.value;
+  const { rank, range, line, step } = selection.value;
   if (facet === "module") return selectedName.value;
   if (facet === "line") return shortenPath(line);
   if (facet === "range" && range) return describeRange(range);
+  if (facet === "step") return `${formatNumber(step)} of ${formatNumber(numSteps.value)}`;
   if (facet === "rank") {
     const row = page.value.communication?.ranks[selectedRankSet.value];
     return row && row.num_ranks > 1 ? `${rank}, the same as ${row.ranks}` : String(rank);

@@ -9,8 +9,8 @@ export function UnknownNotice() {
     <section class="notice" aria-label="unknown parts of the address">
       <p role="status">
         <b>
-          The address names what {page.value.run.title || "this page"} does not have. It has no
-          effect:
+          The address names what {page.value.run.title || "this page"} does not have, so that it has
+          no effect:
         </b>
       </p>
       <ul>

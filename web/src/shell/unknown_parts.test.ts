@@ -18,6 +18,7 @@ beforeEach(() => {
       dtypes: ["float32"],
       calls: { rank: [0] },
       ranks: [],
+      num_steps: 2,
       traffic: { count: [1], wire_bytes: [1] },
     },
   });
@@ -48,6 +49,8 @@ test.each([
   ["#/overview?line=net.py%3A4", "line net.py:4: no line of this recording"],
   ["#/overview?rank=8", "rank 8: ranks are 0 to 7"],
   ["#/overview?rank=x", "rank x: a rank is a number"],
+  ["#/overview?step=3", "step 3: steps are 1 to 2"],
+  ["#/overview?step=-1", "step -1: a step is a number"],
   ["#/overview?range=9-3", "range 9-3: a range is FIRST-LAST or FIRST-LASTns"],
   ["#/overview?cause=x", "cause x: this page has none"],
   ["#/modules?by=size", "by size: there are wire and count"],
@@ -67,5 +70,37 @@ test("clearing unknown parts keeps the others", () => {
 
 test("without collectives, a page knows no axis", () => {
   page.value = { ...page.value, communication: null };
-  expect(describe("#/overview?axis=dp")).toEqual(["axis dp: this page has no collectives"]);
+  expect(describe("#/overview?axis=dp&range=0-9")).toEqual([
+    "axis dp: this page has none",
+    "range 0-9: this page has no collectives",
+  ]);
+});
+
+test("names of other views are known, too: a page may have no collectives", () => {
+  const tensors = { phase: ["optimizer", ""], dtype: ["int8", ""], step: [1, 3] };
+  page.value = makePage({
+    run: { world_size: 8, title: "Net", mesh: [{ name: "dp", size: 8 }] },
+    sharding: { drawings: [{ axes: ["ep"] }], parameters: { dtype: ["bfloat16"] } },
+    proof: {
+      parity: [{ tensors, divergences: [{ phase: "recompute" }] }],
+      parallel: [
+        {
+          tensors: { phase: [], dtype: [], step: [] },
+          inserted: [{ axis: "tp", kind: "all_reduce", phase: "forward" }],
+          fallbacks: [{ axis: "cp" }],
+        },
+      ],
+    },
+  });
+  for (const [facet, names] of Object.entries({
+    axis: ["dp", "ep", "tp", "cp"],
+    kind: ["all_reduce"],
+    phase: ["optimizer", "forward", "recompute"],
+    dtype: ["bfloat16", "int8"],
+    step: ["1", "2", "3"],
+  })) {
+    for (const name of names) expect(describe(`#/overview?${facet}=${name}`)).toEqual([]);
+  }
+  expect(describe("#/proof?axis=zz")).toEqual(["axis zz: there are dp, ep, tp and cp"]);
+  expect(describe("#/proof?step=4")).toEqual(["step 4: steps are 1 to 3"]);
 });

@@ -5,7 +5,7 @@
 import { computed } from "@preact/signals";
 import { page } from "../store/page";
 import { formatRoute, type Route, route } from "../store/route";
-import { FACETS, type Facet, listKnown, paramOf } from "../store/selection";
+import { FACETS, type Facet, listKnown, nameFacet, paramOf } from "../store/selection";
 import { findView, VIEWS } from "../views";
 import type { ViewParams } from "../views/view";
 
@@ -46,7 +46,7 @@ export function listUnknownParts({ view, params }: Route): UnknownPart[] {
     const reason = facet
       ? judgeFacet(facet, value)
       : judgeChoice(param, value, { ...ALL_VIEWS, ...ofView });
-    if (reason) parts.push({ param, label: facet ?? param, value, reason });
+    if (reason) parts.push({ param, label: facet ? nameFacet(facet) : param, value, reason });
   }
   return parts;
 }
@@ -56,8 +56,7 @@ function judgeFacet(facet: Facet, value: string): string {
   const known = listKnown(facet);
   if (typeof known === "function") return known(value);
   if (known.includes(value)) return "";
-  if (known.length) return nameKnown(known);
-  return page.value.communication ? "this page has none" : "this page has no collectives";
+  return known.length ? nameKnown(known) : "this page has none";
 }
 
 function judgeChoice(param: string, value: string, choices: ViewParams): string {

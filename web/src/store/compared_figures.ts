@@ -2,6 +2,7 @@
 import { computed } from "@preact/signals";
 import type { EarlierCollectives, EarlierCurve, Figure, MemoryCurve } from "../page";
 import { type Earlier, earlier } from "./earlier";
+import { followsAll, makeFigure, NO_PARTS, sumSelected } from "./figure_parts";
 import { hasModuleSelection, isInSelection, isNameSelected } from "./modules";
 import { page } from "./page";
 import {
@@ -10,6 +11,7 @@ import {
   isRankSelected,
   makeRowFilter,
   selectedFacetName,
+  selectedFacets,
   selectedRankSet,
   selection,
 } from "./selection";
@@ -19,17 +21,48 @@ export interface ComparedFigures {
   readonly before: readonly Figure[];
   readonly after: readonly Figure[];
   readonly follows: readonly Facet[]; // what both are filtered by
+  readonly numHidden: number; // figures of the page that cannot be filtered by all of these
 }
 
 /** The figures of a view, or none if nothing is compared. */
 export function listComparedFigures(view: string): ComparedFigures {
   const compared = earlier.value;
-  if (!compared) return { before: [], after: [], follows: FACETS };
+  if (!compared) return { before: [], after: [], follows: FACETS, numHidden: 0 };
   if (view === "communication") return compareTraffic(compared);
-  if (view === "memory") return compareMemory(compared);
-  const ofView = (figures: readonly Figure[]): Figure[] =>
-    figures.filter((figure) => figure.view === view);
-  return { before: ofView(compared.figures), after: ofView(page.value.figures), follows: [] };
+  return view === "memory" ? compareMemory(compared) : compareParts(view, compared);
+}
+
+/** Figures of other views, which are sums of parts that can be selected. */
+function compareParts(view: string, { figures, data }: Earlier): ComparedFigures {
+  const isOfView = (figure: Figure): boolean => figure.view === view;
+  const names = data?.modules ?? [];
+  const facets = chooseFacets(figures.filter(isOfView));
+  const before = sumSelected(
+    {
+      figures,
+      parts: data?.figure_parts ?? NO_PARTS,
+      isModuleSelected: (module) => isNameSelected(names[module]),
+    },
+    facets,
+  );
+  const { figures: all, figure_parts: parts } = page.value;
+  const after = sumSelected({ figures: all, parts, isModuleSelected: isInSelection }, facets);
+  return {
+    before: before.filter(isOfView),
+    after: after.filter(isOfView),
+    follows: facets,
+    numHidden: all.filter((figure) => isOfView(figure) && !followsAll(figure, facets)).length,
+  };
+}
+
+/** The selected facets by which some figures can be filtered together: as many as possible. */
+function chooseFacets(figures: readonly Figure[]): readonly Facet[] {
+  let chosen: readonly Facet[] = [];
+  for (const { follows } of figures) {
+    const facets = selectedFacets.value.filter((facet) => follows.includes(facet));
+    if (facets.length > chosen.length) chosen = facets;
+  }
+  return chosen;
 }
 
 /** Lines move between versions of a program, and so do the positions of collectives. */
@@ -37,10 +70,13 @@ const NEVER_COMPARED: readonly Facet[] = ["line", "range"];
 
 /** Facets that the collectives of both recordings can be filtered by. */
 export const comparedFacets = computed<readonly Facet[]>(() => {
-  const hasCauses = earlier.value?.data?.communication?.causes.length;
-  return FACETS.filter(
-    (facet) => !NEVER_COMPARED.includes(facet) && (facet !== "cause" || hasCauses),
-  );
+  const communication = earlier.value?.data?.communication;
+  const isCompared = (facet: Facet): boolean => {
+    if (facet === "cause") return Boolean(communication?.causes.length);
+    if (facet === "step") return Boolean(communication?.num_steps);
+    return !NEVER_COMPARED.includes(facet);
+  };
+  return FACETS.filter(isCompared);
 });
 
 function compareTraffic({ data }: Earlier): ComparedFigures {
@@ -49,6 +85,7 @@ function compareTraffic({ data }: Earlier): ComparedFigures {
     before: before ? listTrafficFigures(before, makeEarlierFilter()) : [],
     after: after?.traffic.count.length ? listTrafficFigures(after, makePageFilter()) : [],
     follows: comparedFacets.value,
+    numHidden: 0,
   };
 }
 
@@ -72,6 +109,10 @@ export function makeEarlierFilter(ignored: readonly Facet[] = []): (row: number)
     if (name === null) continue;
     const position = lists[facet].indexOf(name); // -1, which no row has, if there is none
     tests.push((row) => position >= 0 && traffic[facet][row] === position);
+  }
+  const { step } = selection.value;
+  if (step > 0 && comparedFacets.value.includes("step")) {
+    tests.push((row) => traffic.step[row] === step);
   }
   if (selection.value.rank >= 0) {
     const isSelectedSet = ranks.map((row) => isRankSelected(row.ranks));
@@ -108,8 +149,8 @@ export function listTrafficFigures(
     [", by cause", ["cause"], ([cause]) => name(causes, cause!)],
   ];
   const figures = (by: string, label: string, sum: typeof NO_TRAFFIC): Figure[] => [
-    { view: "communication", group: SENT + by, label, unit: "bytes", value: sum.wire_bytes },
-    { view: "communication", group: ISSUED + by, label, unit: "count", value: sum.count },
+    makeFigure("communication", SENT + by, label, "bytes", sum.wire_bytes),
+    makeFigure("communication", ISSUED + by, label, "count", sum.count),
   ];
   return [
     ...figures("", "all", groupRows(traffic, [], isIncluded)[0] ?? NO_TRAFFIC),
@@ -137,6 +178,7 @@ function compareMemory({ data }: Earlier): ComparedFigures {
       : [],
     after: after ? listMemoryFigures(after, hasEntries, isInSelection) : [],
     follows: hasEntries ? ["module", "rank"] : ["rank"],
+    numHidden: 0,
   };
 }
 
@@ -147,7 +189,7 @@ export function listMemoryFigures(
 ): Figure[] {
   const figures = (group: string, values: Iterable<[string, number | null]>): Figure[] =>
     [...values].flatMap(([label, value]) =>
-      value === null ? [] : [{ view: "memory", group, label, unit: "bytes", value }],
+      value === null ? [] : [makeFigure("memory", group, label, "bytes", value)],
     );
   const kinds = new Map(curve.kinds.map((kind) => [kind, 0]));
   for (const { kind, module, num_bytes: numBytes } of curve.at_peak) {

@@ -9,16 +9,20 @@ export interface Difference {
   readonly after: number | null;
 }
 
-/** Figures in both, in the page's order; groups that only the page has are left out. */
+/**
+ * Figures in both, in the page's order. Groups that only the page has are left out, unless they divide
+ * a group of both: a recording without findings has none of any rule (`findings by rule`).
+ */
 export function listDifferences(before: readonly Figure[], after: readonly Figure[]): Difference[] {
   const rows = new Map<string, Difference>();
-  const known = new Set(before.map(({ group }) => group));
+  const known = [...new Set(before.map(({ group }) => group))];
+  const isKnown = (group: string): boolean => known.some((prefix) => group.startsWith(prefix));
   for (const [figures, side] of [
     [after, "after"],
     [before, "before"],
   ] as const) {
     for (const { group, label, unit, value } of figures) {
-      if (known.size && !known.has(group)) continue;
+      if (known.length && !isKnown(group)) continue;
       const key = `${group}\n${label}`;
       const row = rows.get(key) ?? { group, label, unit, before: null, after: null };
       rows.set(key, { ...row, [side]: value });

@@ -4,20 +4,17 @@ import type { Figure } from "../page";
 import { listMemoryFigures, listTrafficFigures } from "./compared_figures";
 import { formatChangeShare, isSame, listDifferences } from "./differences";
 import { makePage } from "./empty_page";
+import { makeFigure } from "./figure_parts";
 import cases from "./figures.cases.json";
 import { page } from "./page";
 import { readEarlier } from "./read_earlier";
-import {
-  listRecordedFigures,
-  RECORDING_SCHEMA,
-  type RecordedRun,
-  readRecordedData,
-} from "./recorded_run";
+import { listRecordedFigures } from "./recorded_figures";
+import { RECORDING_SCHEMA, type RecordedRun, readRecordedData } from "./recorded_run";
 
 page.value = makePage({});
 
 function figure(label: string, value: number, group = "g"): Figure {
-  return { view: "memory", group, label, unit: "bytes", value };
+  return makeFigure("memory", group, label, "bytes", value);
 }
 
 test("figures are joined by name, and what only one side has is not zero", () => {
@@ -30,6 +27,8 @@ test("figures are joined by name, and what only one side has is not zero", () =>
     { group: "g", label: "gone", unit: "bytes", before: 5, after: null },
   ]);
   expect(rows.map(isSame)).toEqual([false, false, false]);
+  const divided = listDifferences(before, [figure("odd", 1, "g by rule"), ...after]);
+  expect(divided[0]).toMatchObject({ group: "g by rule", label: "odd", before: null, after: 1 });
   expect(isSame({ ...rows[0]!, before: null, after: 0 })).toBe(true);
 });
 
@@ -50,7 +49,7 @@ const RECORDINGS = cases as unknown as readonly {
 }[];
 
 /** Figures that take more than counting, so that the browser does not compare them. */
-const ONLY_OF_PYTHON = /, by cause$|^bytes of parameters$/;
+const ONLY_OF_PYTHON = /^bytes of parameters$/;
 
 test.each(RECORDINGS)(
   "figures of a recording are those that Python computes for its page",

@@ -3,10 +3,12 @@ import type { Page } from "../page";
 
 export function makePage(filled: Filled): Page {
   const modules = { ...NO_MODULES, ...filled.modules };
-  return { ...EMPTY, ...filled, modules } as unknown as Page;
+  const run = { ...EMPTY.run, ...filled.run };
+  return { ...EMPTY, ...filled, run, modules } as unknown as Page;
 }
 
 interface Filled {
+  readonly run?: object;
   readonly modules?: object;
   readonly [field: string]: unknown;
 }

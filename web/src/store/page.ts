@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { Page } from "../page";
 
 const FORMAT = "shardscope.page";
-const SCHEMA = 5;
+const SCHEMA = 6;
 
 /** Set before anything is rendered; tests set their own. */
 export const page = signal<Page>(null as unknown as Page);

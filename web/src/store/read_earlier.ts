@@ -2,13 +2,8 @@
 import type { Page } from "../page";
 import type { Earlier } from "./earlier";
 import { page, parsePage } from "./page";
-import {
-  listRecordedFigures,
-  NOT_COMPARED,
-  RECORDING_SCHEMA,
-  type RecordedRun,
-  readRecordedData,
-} from "./recorded_run";
+import { listRecordedFigures, NOT_COMPARED } from "./recorded_figures";
+import { RECORDING_SCHEMA, type RecordedRun, readRecordedData } from "./recorded_run";
 
 const FORMAT = "shardscope.recording";
 const STREAM = "shardscope.stream";
@@ -66,11 +61,11 @@ function readReport(name: string, text: string): Earlier {
       `'${name}' is a report of another version of shardscope. Create it again with this version.`,
     );
   }
-  const { figures, modules, communication, memory } = earlierPage;
+  const { figures, figure_parts, modules, communication, memory } = earlierPage;
   return {
     name,
     figures,
-    data: { modules: modules.path, communication, memory, sizes: modules },
+    data: { modules: modules.path, communication, memory, figure_parts, sizes: modules },
     omitted: {},
     command: "",
   };

@@ -1,20 +1,34 @@
 /**
  * A recording that was dropped onto the page, read from its own fields: what its collectives and its
- * memory sum up to, and figures with the names that Python gives those of a page. What takes more
- * than counting is not compared here, and the page says so (`NOT_COMPARED`).
+ * memory sum up to. `recorded_figures.ts` has its figures of other views.
  */
-import type { EarlierCurve, Figure, PeakRow, Traffic } from "../page";
+import type { EarlierCurve, PeakRow, Traffic } from "../page";
 import type { EarlierData } from "./earlier_data";
+import { NO_PARTS } from "./figure_parts";
 
 export const RECORDING_SCHEMA = 2;
 
-/** What a view's figures leave out; a command compares it. */
-export const NOT_COMPARED: Readonly<Record<string, string>> = {
-  communication: "causes of collectives",
-  modules: "parameters of modules",
-  sharding: "bytes of parameters",
-  compiler: "compiled graphs and diagnoses",
-};
+/** The cause of a collective, by its type. */
+type RecordedCause =
+  | {
+      readonly type: "redistribute";
+      readonly before: readonly string[];
+      readonly after: readonly string[];
+      readonly asked_by: string;
+      readonly is_implicit: boolean;
+    }
+  | { readonly type: "fully_shard"; readonly action: string }
+  | { readonly type: "ddp_bucket" }
+  | { readonly type: "call"; readonly api: string }
+  | { readonly type: "compiled"; readonly graph: string }
+  | {
+      readonly type: "spmd_types";
+      readonly function: string;
+      readonly axis: string | null;
+      readonly before: string;
+      readonly after: string;
+      readonly backward_of: string | null;
+    };
 
 interface RecordedCall {
   readonly rank: number;
@@ -24,6 +38,7 @@ interface RecordedCall {
   readonly phase: string;
   readonly dtype: string;
   readonly owner: string | null;
+  readonly cause?: RecordedCause | null;
   readonly input_bytes: number;
   readonly wire_bytes: number;
 }
@@ -41,11 +56,22 @@ interface RecordedProfile {
   }[];
 }
 
-interface RecordedParameter {
+export interface RecordedParameter {
   readonly axes: readonly string[];
   readonly placements: readonly string[];
   readonly is_annotated: boolean;
   readonly fsdp_group: string | null;
+}
+
+export interface RecordedExplanation {
+  readonly rank: number;
+  readonly target: string;
+  readonly graphs: readonly { readonly ops: readonly { readonly kind: string }[] }[];
+  readonly break_sites: readonly { readonly num_events: number }[];
+  readonly recompiles: readonly unknown[];
+  readonly skipped_frames: readonly unknown[];
+  readonly guards: readonly { readonly guards: readonly string[] }[];
+  readonly stages: readonly unknown[];
 }
 
 /** The fields of a recording that are read; a file may lack any of them. */
@@ -66,6 +92,7 @@ export interface RecordedRun {
     readonly is_loss: boolean;
   }[];
   readonly memory?: readonly RecordedProfile[];
+  readonly explanations?: readonly RecordedExplanation[];
   readonly coverage?: readonly {
     readonly rank: number;
     readonly level: string;
@@ -104,16 +131,17 @@ export function readRecordedData(recording: RecordedRun): EarlierData {
     communication: recording.collectives?.length ? readCollectives(recording, modules) : null,
     memory: curves,
     modules: modules.names,
+    figure_parts: NO_PARTS,
     sizes: null,
   };
 }
 
-const NUM_KEYS = 6; // columns by which collectives are summed
+const NUM_KEYS = 7; // columns by which collectives are summed
 
 /** A row for the collectives of a rank that differ only in their figures. */
 function readCollectives({ collectives = [], run }: RecordedRun, modules: NameList) {
   const lists = { axes: new NameList(), kinds: new NameList(), phases: new NameList() };
-  const [dtypes, ranks] = [new NameList(), new NameList()];
+  const [dtypes, ranks, causes] = [new NameList(), new NameList(), new NameList()];
   const rows = new Map<string, number[]>(); // the columns, count, input bytes and wire bytes
   for (const call of collectives) {
     const values = [
@@ -123,6 +151,7 @@ function readCollectives({ collectives = [], run }: RecordedRun, modules: NameLi
       lists.phases.at(call.phase),
       call.owner === null || call.owner === undefined ? -1 : modules.at(call.owner),
       dtypes.at(call.dtype),
+      causes.at(describeCause(call.cause ?? null)),
     ];
     const key = values.join();
     const row = rows.get(key) ?? [...values, 0, 0, 0];
@@ -142,8 +171,9 @@ function readCollectives({ collectives = [], run }: RecordedRun, modules: NameLi
     phase: column(3),
     owner: column(4),
     dtype: column(5),
-    cause: none,
+    cause: column(6),
     source: none,
+    step: [],
     count: column(NUM_KEYS),
     input_bytes: column(NUM_KEYS + 1),
     wire_bytes: column(NUM_KEYS + 2),
@@ -152,11 +182,38 @@ function readCollectives({ collectives = [], run }: RecordedRun, modules: NameLi
     axes: lists.axes.names,
     kinds: lists.kinds.names,
     phases: lists.phases.names,
-    causes: [],
+    causes: causes.names,
     dtypes: dtypes.names,
     ranks: ranks.names.map((rank) => ({ ranks: rank, example: Number(rank), num_ranks: 1 })),
     traffic,
+    num_steps: 0,
   };
+}
+
+/** As Python's `describe_cause`. */
+function describeCause(cause: RecordedCause | null): string {
+  switch (cause?.type) {
+    case "redistribute": {
+      const move = `redistribution ${cause.before.join(", ")} → ${cause.after.join(", ")}`;
+      const op = cause.asked_by.replace(/\.default$/, "");
+      return cause.is_implicit ? `implicit ${move}, required by ${op}` : `${move} for ${op}`;
+    }
+    case "fully_shard":
+      return `FSDP ${cause.action}`;
+    case "ddp_bucket":
+      return "DDP gradient bucket";
+    case "call":
+      return `call of ${cause.api}`;
+    case "compiled":
+      return `compiled graph ${cause.graph}`;
+    case "spmd_types": {
+      const where = cause.axis === null ? "" : ` on ${cause.axis}`;
+      const dual = cause.backward_of === null ? "" : `, backward of ${cause.backward_of}`;
+      return `spmd_types ${cause.function} ${cause.before} → ${cause.after}${where}${dual}`;
+    }
+    default:
+      return "unknown cause";
+  }
 }
 
 function nameAxis({ axis, num_ranks: numRanks }: RecordedCall, worldSize: number): string {
@@ -184,105 +241,4 @@ function readCurve(profile: RecordedProfile, modules: NameList): EarlierCurve {
 /** The most bytes that a rank needs, which decides whose figures are shown. */
 function needs({ peak_bytes, first_peak_bytes }: EarlierCurve): number {
   return Math.max(peak_bytes, first_peak_bytes ?? 0);
-}
-
-/** Figures of views other than communication and memory, which are summed from their data. */
-export function listRecordedFigures(recording: RecordedRun): Figure[] {
-  return [
-    ...listFindings(recording),
-    ...listModules(recording),
-    ...listSharding(recording),
-    ...listCoverage(recording),
-    ...listProof(recording),
-  ];
-}
-
-function counts(view: string, group: string, numbers: Iterable<[string, number]>): Figure[] {
-  return [...numbers].map(([label, value]) => ({ view, group, label, unit: "count", value }));
-}
-
-function countBy(names: Iterable<string>, zeros: readonly string[] = []): Map<string, number> {
-  const numbers = new Map(zeros.map((name) => [name, 0]));
-  for (const name of names) numbers.set(name, (numbers.get(name) ?? 0) + 1);
-  return numbers;
-}
-
-function listFindings({ findings = [], gaps = [] }: RecordedRun): Figure[] {
-  const severities = findings.map(({ severity }) => severity);
-  const rules = findings.map(({ rule }) => rule);
-  const distinctGaps = new Set(
-    gaps.map((gap) => JSON.stringify([gap.place, gap.fact, gap.is_loss])),
-  );
-  return [
-    ...counts("overview", "findings", countBy(severities, ["error", "warning", "info"])),
-    ...counts("overview", "findings by rule", countBy(rules)),
-    ...counts("overview", "findings", [["gaps", distinctGaps.size]]),
-  ];
-}
-
-/** A module may have several classes on several ranks. */
-function listModules({ modules = [] }: RecordedRun): Figure[] {
-  const types = new Map<string, Set<string>>();
-  for (const { name, type } of modules) types.set(name, (types.get(name) ?? new Set()).add(type));
-  const joined = [...types.values()].map((names) => [...names].join("|")).filter(Boolean);
-  if (!joined.length) return [];
-  return counts("modules", "modules", [["all", joined.length], ...countBy(joined)]);
-}
-
-function listSharding({ modules = [], run }: RecordedRun): Figure[] {
-  const parameters = modules.flatMap((module) => module.parameters ?? []);
-  const placements = parameters.map((parameter) =>
-    describePlacement(parameter, run?.world_size ?? 1),
-  );
-  return counts("sharding", "tensors by placement", countBy(placements));
-}
-
-function describePlacement(parameter: RecordedParameter, worldSize: number): string {
-  const { axes, placements, is_annotated: isAnnotated, fsdp_group: group } = parameter;
-  if (placements.length) {
-    const words = placements.slice(0, axes.length).map((words, at) => `${axes[at]}: ${words}`);
-    return words.join(", ") + (isAnnotated ? " (annotated with spmd_types)" : "");
-  }
-  if (group !== null && group !== undefined) return "flattened with the others of its FSDP group";
-  return worldSize > 1 ? "not distributed" : "not sharded";
-}
-
-const VERDICTS = [
-  ...["wrong", "missing", "replicated", "redistributed", "decomposed", "sharded", "local"],
-];
-
-/** Of one rank: levels of ranks that differ are named by Python. */
-function listCoverage({ coverage = [] }: RecordedRun): Figure[] {
-  if (new Set(coverage.map(({ rank }) => rank)).size > 1) return [];
-  return coverage.flatMap(({ level, ops }) =>
-    counts(
-      "coverage",
-      `ops, ${level}`,
-      countBy(
-        ops.map(({ verdict }) => verdict),
-        VERDICTS,
-      ),
-    ),
-  );
-}
-
-/** Agreements of tensors that differ by noise, rounding or chance alone. */
-const TOLERABLE: readonly string[] = ["equal", "close", "rounded", "random"];
-
-function listProof({ parity = [], parallel = [] }: RecordedRun): Figure[] {
-  const ofParity = parity.flatMap(({ axes, tensors }) => {
-    const mesh = axes.map(({ name, size }) => `${name}=${size.toLocaleString("en")}`).join(" × ");
-    const numFine = tensors.filter(({ agreement }) => TOLERABLE.includes(agreement)).length;
-    return counts("proof", `parity on ${mesh}`, [
-      ["tensors that differ", tensors.length - numFine],
-      ["tensors that agree", numFine],
-    ]);
-  });
-  const ofPrograms = parallel.flatMap(({ program, inserted, fallbacks }) =>
-    counts("proof", program, [
-      ["inserted collectives", inserted.length],
-      ["ops that could not run sharded", fallbacks.length],
-    ]),
-  );
-  return [...ofParity, ...ofPrograms];
 }

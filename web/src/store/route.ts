@@ -6,9 +6,25 @@ export interface Route {
   readonly params: Readonly<Record<string, string>>;
 }
 
+/** The parameter for each facet of the selection. Do not rename one: links must stay valid. */
+export const SELECTION_PARAMS = {
+  module: "m",
+  axis: "axis",
+  kind: "kind",
+  phase: "phase",
+  cause: "cause",
+  line: "line",
+  dtype: "dtype",
+  rank: "rank",
+  step: "step",
+  range: "range",
+} as const;
+
 /** Parameters that stay when the view changes; others belong to one view. */
-const SELECTION_PARAMS = ["m", "axis", "kind", "phase", "cause", "line", "dtype", "rank", "range"];
-const GLOBAL_PARAMS = [...SELECTION_PARAMS, "q", "theme", "tree"];
+const GLOBAL_PARAMS: readonly string[] = [
+  ...Object.values(SELECTION_PARAMS),
+  ...["q", "theme", "tree"],
+];
 
 export const route = signal<Route>({ view: "overview", params: {} });
 

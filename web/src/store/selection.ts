@@ -1,30 +1,25 @@
 /**
  * What is selected in all views: a module, an axis, a kind, a phase, a cause, a source line, a
- * dtype, a rank, a range of collectives. It is kept in the address, so the back button undoes it.
+ * dtype, a rank, a training step, a range of collectives. It is kept in the address, so the back
+ * button undoes it.
  */
 import { computed } from "@preact/signals";
 import type { Communication } from "../page";
+import { type KnownNames, knownNames } from "./known_names";
 import { hasModuleSelection, isInSelection, judgeModule } from "./modules";
 import { page } from "./page";
 import { includesRank } from "./ranks";
-import { changeRoute, hrefTo, navigate, route } from "./route";
+import { changeRoute, hrefTo, navigate, route, SELECTION_PARAMS } from "./route";
 
-/** The parameter of the address for each facet. Do not rename one: links must stay valid. */
-const PARAMS = {
-  module: "m",
-  axis: "axis",
-  kind: "kind",
-  phase: "phase",
-  cause: "cause",
-  line: "line",
-  dtype: "dtype",
-  rank: "rank",
-  range: "range",
-} as const;
+export type Facet = keyof typeof SELECTION_PARAMS;
 
-export type Facet = keyof typeof PARAMS;
+export const FACETS = Object.keys(SELECTION_PARAMS) as readonly Facet[];
 
-export const FACETS = Object.keys(PARAMS) as readonly Facet[];
+/** The name of a facet. Where only forward passes are known, they are what `step` selects. */
+export function nameFacet(facet: Facet): string {
+  const isForward = facet === "step" && page.value.communication?.step_word === "forward";
+  return isForward ? "forward pass" : facet;
+}
 
 /** Collectives between two positions: in the order of issue, or in nanoseconds. */
 export interface CallRange {
@@ -33,7 +28,7 @@ export interface CallRange {
   readonly high: number;
 }
 
-/** Positions in the page's lists of names; -1, an empty text or null select everything. */
+/** Positions in the page's known names; -1, an empty text or null select everything. */
 export interface Selection {
   readonly axis: number;
   readonly kind: number;
@@ -42,45 +37,30 @@ export interface Selection {
   readonly dtype: number;
   readonly line: string; // `models/llama.py:121`
   readonly rank: number;
+  readonly step: number; // from 1
   readonly range: CallRange | null;
 }
 
-const NO_NAMES: readonly string[] = [];
-
 export function paramOf(facet: Facet): string {
-  return PARAMS[facet];
+  return SELECTION_PARAMS[facet];
 }
 
 /** The names of a facet, or a function that says why a text is none of its values. */
 export function listKnown(facet: Facet): readonly string[] | ((text: string) => string) {
-  const { axes, kinds, phases, causes, dtypes } = page.value.communication ?? NO_LISTS;
   const known = {
-    axis: axes,
-    kind: kinds,
-    phase: listPhases(phases),
-    cause: causes,
-    dtype: dtypes,
+    ...knownNames.value,
     module: judgeModule,
     line: (text: string) => (locations.value.has(text) ? "" : "no line of this recording"),
     rank: (text: string) => (parseRank(text) >= 0 ? "" : judgeRank(text)),
-    range: (text: string) => (parseRange(text) ? "" : "a range is FIRST-LAST or FIRST-LASTns"),
+    step: (text: string) => (parseStep(text) > 0 ? "" : judgeStep(text)),
+    range: judgeRange,
   };
   return known[facet];
 }
 
-const NO_LISTS = {
-  axes: NO_NAMES,
-  kinds: NO_NAMES,
-  phases: NO_NAMES,
-  causes: NO_NAMES,
-  dtypes: NO_NAMES,
-};
-
-/** Phases of collectives, and those of memory, which may be all that the page has. */
-function listPhases(phases: readonly string[]): readonly string[] {
-  return [
-    ...new Set([...phases, ...page.value.memory.flatMap((c) => c.allocations?.phases ?? [])]),
-  ];
+function judgeRange(text: string): string {
+  if (!page.value.communication) return "this page has no collectives";
+  return parseRange(text) ? "" : "a range is FIRST-LAST or FIRST-LASTns";
 }
 
 function parseRank(text: string): number {
@@ -92,22 +72,40 @@ function judgeRank(text: string): string {
   return /^\d+$/.test(text) && last >= 0 ? `ranks are 0 to ${last}` : "a rank is a number";
 }
 
+/** The most steps of collectives, or of compared tensors. */
+export const numSteps = computed(() => {
+  const { communication, proof } = page.value;
+  const steps = proof?.parity.flatMap(({ tensors }) => tensors.step) ?? [];
+  return steps.reduce((a, b) => Math.max(a, b), communication?.num_steps ?? 0);
+});
+
+function parseStep(text: string): number {
+  const step = /^\d+$/.test(text) ? Number(text) : 0;
+  return step > 0 && step <= numSteps.value ? step : -1;
+}
+
+function judgeStep(text: string): string {
+  if (!numSteps.value) return "nothing on this page has several steps";
+  return /^\d+$/.test(text) ? `steps are 1 to ${numSteps.value}` : "a step is a number";
+}
+
 /** The selection, without the module, which store/modules.ts reads. */
 export const selection = computed<Selection>(() => {
   const { params } = route.value;
   const communication = page.value.communication;
-  const find = (facet: Facet, names: readonly string[] = NO_NAMES): number => {
-    const name = params[PARAMS[facet]];
-    return name === undefined ? -1 : names.indexOf(name);
+  const find = (facet: keyof KnownNames): number => {
+    const name = params[SELECTION_PARAMS[facet]];
+    return name === undefined ? -1 : knownNames.value[facet].indexOf(name);
   };
   return {
-    axis: find("axis", communication?.axes),
-    kind: find("kind", communication?.kinds),
-    phase: find("phase", listPhases(communication?.phases ?? NO_NAMES)),
-    cause: find("cause", communication?.causes),
-    dtype: find("dtype", communication?.dtypes),
+    axis: find("axis"),
+    kind: find("kind"),
+    phase: find("phase"),
+    cause: find("cause"),
+    dtype: find("dtype"),
     line: locations.value.has(params.line ?? "") ? params.line! : "",
     rank: parseRank(params.rank ?? ""),
+    step: parseStep(params.step ?? ""),
     range: communication ? parseRange(params.range) : null,
   };
 });
@@ -143,13 +141,11 @@ export function listUnfollowed(follows: readonly Facet[]): readonly Facet[] {
 
 /** The text of a facet in the address: a name, `file:line`, a number, or a range. */
 export function selectedText(facet: Facet): string {
-  return route.value.params[PARAMS[facet]] ?? "";
+  return route.value.params[SELECTION_PARAMS[facet]] ?? "";
 }
 
 /** The selected axis, kind, phase, cause or dtype; null if all are. */
-export function selectedFacetName(
-  facet: "axis" | "kind" | "phase" | "cause" | "dtype",
-): string | null {
+export function selectedFacetName(facet: keyof KnownNames): string | null {
   return selection.value[facet] < 0 ? null : selectedText(facet);
 }
 
@@ -178,7 +174,7 @@ function toParams(
   changes: Readonly<Partial<Record<Facet, string | null>>>,
 ): Record<string, string | null> {
   return Object.fromEntries(
-    Object.entries(changes).map(([facet, value]) => [PARAMS[facet as Facet], value]),
+    Object.entries(changes).map(([facet, value]) => [SELECTION_PARAMS[facet as Facet], value]),
   );
 }
 
@@ -213,6 +209,11 @@ export function isRankSelected(ranks: string): boolean {
   return rank < 0 || !/\d/.test(ranks) || includesRank(ranks, rank);
 }
 
+/** Whether a step, 0 for none, is the selected one; true if none is selected. */
+export function isStepSelected(step: number): boolean {
+  return selection.value.step < 0 || selection.value.step === step;
+}
+
 /** Position of the set of identical ranks that includes the selected rank; -1 is none. */
 export const selectedRankSet = computed(() => {
   const { rank } = selection.value;
@@ -222,7 +223,7 @@ export const selectedRankSet = computed(() => {
 
 type FacetColumns = Pick<
   Communication["traffic"],
-  "axis" | "kind" | "phase" | "owner" | "cause" | "source" | "dtype"
+  "axis" | "kind" | "phase" | "owner" | "cause" | "source" | "dtype" | "step"
 >;
 
 /** Whether a row of collectives is selected, by all facets but rank, range and those ignored. */
@@ -232,7 +233,7 @@ export function makeRowFilter(
 ): (row: number) => boolean {
   const facets = selection.value;
   const tests: ((row: number) => boolean)[] = [];
-  for (const facet of ["axis", "kind", "phase", "cause", "dtype"] as const) {
+  for (const facet of ["axis", "kind", "phase", "cause", "dtype", "step"] as const) {
     const value = facets[facet];
     const column = columns[facet];
     if (value >= 0 && !ignored.includes(facet)) tests.push((row) => column[row] === value);

@@ -48,8 +48,8 @@ export function findRanges(length: number, isMatch: (position: number) => boolea
 export const servedFilters = computed<readonly CallFilter[]>(() => {
   const { modules, sources } = page.value;
   const filters: CallFilter[] = [];
-  const { axis, kind, phase, cause, dtype, line, rank, range } = selection.value;
-  for (const [column, value] of Object.entries({ axis, kind, phase, cause, dtype, rank })) {
+  const { line, range, ...positions } = selection.value;
+  for (const [column, value] of Object.entries(positions)) {
     if (value >= 0) filters.push({ [column]: [[value, value]] });
   }
   if (line) filters.push({ source: findRanges(sources.line.length, isSourceSelected) });

@@ -13,7 +13,14 @@ import {
   selection,
   selectionHref,
 } from "./selection";
-import { hasAllCalls, NO_TRAFFIC, selectedTraffic, sumRows, type TrafficSum } from "./traffic";
+import {
+  busiestRank,
+  hasAllCalls,
+  NO_TRAFFIC,
+  selectedTraffic,
+  sumRows,
+  type TrafficSum,
+} from "./traffic";
 import cases from "./traffic.cases.json";
 
 const EXPECTATIONS = cases.flatMap((recording) =>
@@ -34,6 +41,20 @@ const figures = ({ count, input_bytes, wire_bytes }: TrafficSum) => [
   input_bytes,
   wire_bytes,
 ];
+
+test("the busiest rank sends most, then has most collectives, then comes first", () => {
+  const pick = (bytes: readonly number[], counts: readonly number[]): number => {
+    const ranks = bytes.map((_, at) => ({ ranks: `${4 * at}-${4 * at + 3}`, example: 4 * at }));
+    const traffic = { rank_set: [...ranks.keys()], wire_bytes: bytes, count: counts };
+    page.value = makePage({
+      communication: { ranks, traffic: { ...traffic, input_bytes: bytes } },
+    });
+    return busiestRank.value;
+  };
+  expect(pick([5, 9, 9], [3, 1, 2])).toBe(8);
+  expect(pick([9, 9, 5], [2, 2, 7])).toBe(0);
+  expect(pick([], [])).toBe(-1);
+});
 
 test.each(EXPECTATIONS)("sums are those of Python: $name", ({ recording, expected }) => {
   open(recording, expected.params);

@@ -38,6 +38,7 @@ const EMPTY: Traffic = {
   cause: [],
   source: [],
   dtype: [],
+  step: [],
   count: [],
   input_bytes: [],
   wire_bytes: [],
@@ -74,6 +75,7 @@ function listCallsInRange(range: CallRange): Traffic {
     cause: pick(calls.cause),
     source: pick(calls.source),
     dtype: pick(calls.dtype),
+    step: pick(calls.step),
     count: rows.map(() => 1),
     input_bytes: pick(calls.input_bytes),
     wire_bytes: pick(calls.wire_bytes),
@@ -141,13 +143,21 @@ export function sumByRankSet(traffic: Traffic, rows: Iterable<number>): Map<numb
   return sums;
 }
 
-/** The sum with most bytes, or of equal ones that with more collectives; the first if equal. */
-export function findBusiest(sums: ReadonlyMap<number, TrafficSum>): TrafficSum {
-  let busiest: TrafficSum | null = null;
-  for (const sum of sums.values()) {
-    if (!busiest || compareTraffic(sum, busiest) > 0) busiest = sum;
+/**
+ * The set of identical ranks that sends most, or of equal ones that with more collectives; the first
+ * if equal, as in Python. -1 if there is none.
+ */
+export function findBusiestSet(sums: ReadonlyMap<number, TrafficSum>): number {
+  let busiest = -1;
+  for (const [rankSet, sum] of sums) {
+    if (busiest < 0 || compareTraffic(sum, sums.get(busiest)!) > 0) busiest = rankSet;
   }
-  return busiest ?? NO_TRAFFIC;
+  return busiest;
+}
+
+/** The sum of that set. */
+export function findBusiest(sums: ReadonlyMap<number, TrafficSum>): TrafficSum {
+  return sums.get(findBusiestSet(sums)) ?? NO_TRAFFIC;
 }
 
 export function compareTraffic(a: TrafficSum, b: TrafficSum): number {
@@ -157,10 +167,19 @@ export function compareTraffic(a: TrafficSum, b: TrafficSum): number {
 /** What is selected, of the busiest rank. */
 export const selectedTraffic = computed<TrafficSum>(() => sumRows([])[0] ?? NO_TRAFFIC);
 
-/** What the busiest rank issued in all, whatever is selected. */
-export const totalTraffic = computed<TrafficSum>(() => {
+/** What each set of identical ranks issued in all, whatever is selected. */
+const rankSetTotals = computed(() => {
   const traffic = page.value.communication?.traffic ?? EMPTY;
-  return findBusiest(sumByRankSet(traffic, traffic.count.keys()));
+  return sumByRankSet(traffic, traffic.count.keys());
+});
+
+/** What the busiest rank issued in all, whatever is selected. */
+export const totalTraffic = computed<TrafficSum>(() => findBusiest(rankSetTotals.value));
+
+/** The busiest rank, whatever is selected; -1 if there is none. */
+export const busiestRank = computed(() => {
+  const ranks = page.value.communication?.ranks ?? [];
+  return ranks[findBusiestSet(rankSetTotals.value)]?.example ?? -1;
 });
 
 /** Whether figures are of different ranks, so that their sum is an upper bound. */

@@ -4,10 +4,13 @@ import { useCallback, useMemo } from "preact/hooks";
 import type { ChangeRow, Comparison } from "../page";
 import { Badge } from "../parts/badge";
 import { Choices } from "../parts/choices";
+import { CollectiveName } from "../parts/collective_name";
 import { Command } from "../parts/command";
 import { Differences } from "../parts/differences";
+import { FacetLink } from "../parts/facet_link";
 import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
+import { SourceLine } from "../parts/source_line";
 import { type Column, Table } from "../parts/table";
 import { joinNames } from "../parts/unfollowed";
 import { pluralize } from "../parts/units";
@@ -219,6 +222,30 @@ function Change({ change, area }: { change: ChangeRow; area: string }) {
           {change.repeat > 1 && <span class="dim"> and {change.repeat - 1} like it</span>}
         </dd>
       </div>
+      {change.kind && (
+        <div>
+          <dt>collectives</dt>
+          <dd>
+            <CollectiveName kind={change.kind} axis={change.axis} />
+            {change.phase && (
+              <>
+                {" in "}
+                <FacetLink facet="phase" value={change.phase} isInline>
+                  {change.phase}
+                </FacetLink>
+              </>
+            )}
+          </dd>
+        </div>
+      )}
+      {change.source >= 0 && (
+        <div>
+          <dt>line</dt>
+          <dd>
+            <SourceLine source={change.source} isShort />
+          </dd>
+        </div>
+      )}
       <div>
         <dt>before</dt>
         <dd class="wrap">{change.before || "none"}</dd>

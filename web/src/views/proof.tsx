@@ -1,6 +1,6 @@
 /** Whether the parallel program computes the same results, and the collectives that were inserted. */
 import "./proof.css";
-import type { DivergenceItem, ParallelItem, ParityItem, VerdictTable } from "../page";
+import type { DivergenceItem, ParallelItem, ParityItem, TensorTable } from "../page";
 import { Badge } from "../parts/badge";
 import { Choices } from "../parts/choices";
 import { ModuleLink } from "../parts/module_link";
@@ -11,9 +11,9 @@ import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import { listUnfollowed, selectedFacets } from "../store/selection";
+import { ComparedTensors } from "./proof/compared_tensors";
 import { Fallbacks, Inserted } from "./proof/inserted";
 import { countDiffering, FOLLOWED, isDivergenceSelected } from "./proof/selected_rows";
-import { Verdicts } from "./proof/verdicts";
 import type { View } from "./view";
 
 function Proof() {
@@ -55,7 +55,7 @@ function Summary({ isFine, summary }: { isFine: boolean; summary: string }) {
 }
 
 /** The same of the selected tensors; nothing if no selected facet concerns tensors. */
-function SelectedTensors({ tensors }: { tensors: VerdictTable }) {
+function SelectedTensors({ tensors }: { tensors: TensorTable }) {
   const facets = selectedFacets.value;
   if (!facets.length || listUnfollowed(FOLLOWED.tensors).length === facets.length) return null;
   const { all, bad } = countDiffering(tensors);
@@ -83,7 +83,11 @@ function Parity({ item }: { item: ParityItem }) {
       <SelectedTensors tensors={item.tensors} />
       {item.divergences.length > 0 && <Divergences items={item.divergences} />}
       <Unfollowed what="Tensors" follows={FOLLOWED.tensors} />
-      <Verdicts tensors={item.tensors} label="compared tensors" isBad={param("only") === "bad"} />
+      <ComparedTensors
+        tensors={item.tensors}
+        label="compared tensors"
+        isBad={param("only") === "bad"}
+      />
     </Panel>
   );
 }
@@ -146,7 +150,7 @@ function Parallel({ item }: { item: ParallelItem }) {
         <section class="proof-table">
           <h3 class="detail-head">Tensors, compared with the original</h3>
           <Unfollowed what="Tensors" follows={FOLLOWED.tensors} />
-          <Verdicts
+          <ComparedTensors
             tensors={item.tensors}
             label={`compared tensors of ${item.program}`}
             isBad={param("only") === "bad"}

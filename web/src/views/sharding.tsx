@@ -8,18 +8,12 @@ import { ModuleLink } from "../parts/module_link";
 import { Panel } from "../parts/panel";
 import { Table } from "../parts/table";
 import { formatNumber } from "../parts/units";
-import { isInSelection } from "../store/modules";
 import { page } from "../store/page";
-import { param, setParam } from "../store/route";
-import { type Facet, isRankSelected, selectedFacetName } from "../store/selection";
+import { param, route, setParam } from "../store/route";
 import { Flags, makeColumns } from "./sharding/columns";
 import { LayoutDrawing } from "./sharding/layout_drawing";
-import {
-  chooseRowToDraw,
-  hasAxis,
-  isOnAxis,
-  listUsefulFilters,
-} from "./sharding/parameter_filters";
+import { chooseRowToDraw, listUsefulFilters } from "./sharding/parameter_filters";
+import { axisOf, listFollowed, makeParameterFilter } from "./sharding/selected_parameters";
 import { Summary } from "./sharding/summary";
 import type { View } from "./view";
 
@@ -61,17 +55,16 @@ function Audit({ table }: { table: ShardingTable }) {
   const filter = filters.find(({ id }) => id === param("show")) ?? filters[0]!;
   const columns = useMemo(() => makeColumns(parameters), [parameters]);
   const axis = axisOf(parameters);
-  const isShown = useCallback(
-    (row: number) =>
-      filter.matches(parameters, row) && (axis === null || isOnAxis(parameters, row, axis)),
-    [parameters, filter, axis],
-  );
+  const { params } = route.value;
+  const isShown = useMemo(() => {
+    const isSelected = makeParameterFilter(parameters);
+    return (row: number) => filter.matches(parameters, row) && isSelected(row);
+  }, [parameters, filter, params]);
   const moduleOf = useCallback((row: number) => parameters.module[row]!, [parameters]);
-  const ranksOf = useCallback((row: number) => parameters.ranks[row]!, [parameters]);
   const drawnRow = chooseRowToDraw(
     parameters.name.length,
     selectedRow,
-    (row) => isShown(row) && isInSelection(parameters.module[row]!) && isRankSelected(ranksOf(row)),
+    isShown,
     (row) => (table.drawings[parameters.drawing[row]!]?.shards.length ?? 0) > 1,
   );
   return (
@@ -101,7 +94,6 @@ function Audit({ table }: { table: ShardingTable }) {
           columns={columns}
           isShown={isShown}
           modules={moduleOf}
-          ranks={ranksOf}
           onActive={selectRow}
           detail={(row) => <ParameterDetail parameters={parameters} row={row} />}
           empty="No parameter was recorded."
@@ -110,17 +102,6 @@ function Audit({ table }: { table: ShardingTable }) {
       </Panel>
     </>
   );
-}
-
-/** The selected axis; null if no placement names it, and parameters do not follow it. */
-function axisOf(parameters: Parameters): string | null {
-  const axis = selectedFacetName("axis");
-  return axis !== null && hasAxis(parameters, axis) ? axis : null;
-}
-
-/** What parameters are filtered by. */
-function listFollowed(parameters: Parameters): readonly Facet[] {
-  return axisOf(parameters) === null ? ["module", "rank"] : ["module", "rank", "axis"];
 }
 
 function SelectedLayout({ table, row }: { table: ShardingTable; row: number }) {

@@ -13,10 +13,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from inspect import unwrap
 from types import CodeType
 from typing import Any, Protocol, cast, final
 
+import torch
 import torch.distributed as dist
 
 from shardscope._torch.collectives.schema import (
@@ -59,6 +61,13 @@ class CollectiveEvent:
         """The kind, group and tensors, read from the arguments."""
         return read_call(self.op, self.layout, self.args, self.out)
 
+    def argument(self, name: str) -> Any:
+        """The argument of this name in the schema of an op of c10d; None if there is none."""
+        position = _find_position(self.op, name)
+        if position is None or position >= len(self.args):
+            return None
+        return self.args[position]
+
     def singles(self) -> Sequence[CollectiveEvent]:
         """The event itself, or one for each send and receive of a batch; empty if unreadable."""
         if self.layout is UNREAD:
@@ -66,6 +75,16 @@ class CollectiveEvent:
         if self.layout is not BATCH:
             return (self,)
         return [CollectiveEvent(self.op, layout, args) for layout, args in split_batch(self.args)]
+
+
+@cache
+def _find_position(op: str, name: str) -> int | None:
+    namespace, _, op_name = op.partition(".")
+    packet = getattr(torch.ops.c10d, op_name, None) if namespace == "c10d" else None
+    if packet is None:
+        return None
+    names = [argument.name for argument in packet.default._schema.arguments]
+    return names.index(name) if name in names else None
 
 
 class Observer(Protocol):

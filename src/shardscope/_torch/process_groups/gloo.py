@@ -21,6 +21,10 @@ from shardscope._torch.cuda.runtime import replace_attribute
 from shardscope._torch.process_groups.launched import OnJoin, split_group
 
 _LOOPBACK = "lo"
+# Groups are kept alive until the process exits. If the last reference to one is dropped by an
+# object that holds the GIL, such as DDP's reducer, its destructor waits for gloo's thread, which
+# may wait for the GIL: finished work holds the function modes that were active when it was issued.
+_GROUPS: list[Any] = []
 
 
 @contextmanager
@@ -75,7 +79,9 @@ def _with_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
             call.arguments["backend"] = distributed_c10d.Backend("gloo")
             options = {"backend_options", "pg_options"} & call.arguments.keys()  # those of NCCL
             call.arguments.update(dict.fromkeys((*options, "device_id")))
-        return make(*call.args, **call.kwargs)
+        made = make(*call.args, **call.kwargs)
+        _GROUPS.append(made)
+        return made
 
     return make_with_gloo
 

@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Protocol, final
 from unittest.mock import patch
 
 import torch
@@ -21,8 +21,6 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from shardscope._torch.collectives.events import CollectiveEvent
-from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
 from shardscope._torch.dispatch import (
     COPY,
     READ_VALUE,
@@ -40,6 +38,12 @@ _MARK = "shardscope_ordinary_value"
 _EQUAL = _aten.equal.default
 _BINCOUNT = _aten.bincount.default
 _REPEAT = _aten.repeat_interleave.Tensor
+_SELECTIONS = {
+    _aten.nonzero: "nonzero()",
+    _aten.masked_select: "masked_select()",
+    _aten.index: "indexing with a mask",
+}
+_MASKS = (torch.bool, torch.uint8)
 # What the ops return for ordinary numbers.
 _ORDINARY = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 _SAME = {
@@ -55,6 +59,7 @@ _BOTH = {
 OnRead = Callable[[str, str], None]
 """Called with what reads a value, such as `item()`, and what the program gets instead."""
 _GOT = "the program got a stand-in (1, or False)"
+_HALF = "half of the elements are assumed to be selected"
 _EVEN = "all counts are assumed equal, as if each expert got as many tokens as any other"
 # Ops that count how many tokens chose each expert, and those that make one-hot rows of choices.
 _COUNTS = ("histc",)
@@ -121,12 +126,26 @@ def inference_as_no_grad() -> Iterator[None]:
         inference_mode.__enter__, inference_mode.__exit__ = enter, leave
 
 
+class ValueObserver(Protocol):
+    """Follows values that tensors without data would have, and decides what the program reads."""
+
+    def note_op(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An op was run."""
+
+    def choose(self, what: str, tensor: torch.Tensor, value: Any) -> Any:
+        """The value that the program gets.
+
+        Of an op that selects elements, `value` is the share of them: 0 for none, 1 for all.
+        """
+
+
 @final
 class HostData:
     """Decides which ops run on data, and answers reads of values that have none."""
 
     def __init__(self, on_read: OnRead) -> None:
         self._on_read = on_read
+        self.observer: ValueObserver | None = None
 
     def answer(self, op: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an op that runs on data or reads a value; else NotImplemented."""
@@ -142,6 +161,8 @@ class HostData:
                 return counts
             if op is _REPEAT and not kwargs and args[0].constant is not None:
                 return op(*args, output_size=int(args[0].constant.sum()))
+            if op.overloadpacket in _SELECTIONS:
+                return self._select(op, args, kwargs)
             if op is _EQUAL and any(getattr(a, "constant", None) is None for a in args):
                 self._on_read("torch.equal()", "the tensors are assumed to be equal")
                 return args[0].shape == args[1].shape
@@ -155,7 +176,7 @@ class HostData:
             return NotImplemented
         return op(*args, **kwargs)
 
-    def mark(self, op: Any, args: Any, result: Any) -> None:
+    def mark(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Remember what can be known of a result for ordinary numbers.
 
         `isfinite` is True. Tokens are assumed to be spread evenly over the experts, so that a count
@@ -163,6 +184,8 @@ class HostData:
         """
         if not is_overload(op):
             return
+        if self.observer is not None:
+            self.observer.note_op(op, args, kwargs, result)
         if _watched and op._schema.is_mutable:
             _report_write(args[0])
         if not isinstance(result, FakeTensor):
@@ -171,7 +194,7 @@ class HostData:
             return
         name = op._schema.name.partition("::")[2].strip("_")
         if op._schema.is_mutable and name not in _MARKED:
-            _copy_mark(args[1] if name == "copy" else None, result)
+            copy_mark(args[1] if name == "copy" else None, result)
         elif name in _COUNTS:
             self._assume_even(name, args[0].numel(), result)
         elif name in _ZEROS:
@@ -188,20 +211,57 @@ class HostData:
         else:
             _pass_marks(name, args, result)
 
+    def _select(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op that has as many rows as values decide: a part of the elements."""
+        what = _SELECTIONS[op.overloadpacket]
+        masks = [args[0]] if op.overloadpacket is _aten.nonzero else [args[1]]
+        if op.overloadpacket is _aten.index:
+            masks = [i for i in args[1] if i is not None and i.dtype in _MASKS]
+        if not masks or getattr(masks[0], "constant", None) is not None:
+            return NotImplemented
+        mask = masks[0]
+        num_rows = self._count_selected(what, mask)
+        if op.overloadpacket is _aten.nonzero:
+            return mask.new_empty((num_rows, mask.dim()), dtype=torch.long)
+        if op.overloadpacket is _aten.masked_select:
+            return args[0].new_empty((num_rows,))
+        positions = [
+            [mask.new_empty((num_rows,), dtype=torch.long) for _ in range(index.dim())]
+            if index is not None and index.dtype in _MASKS
+            else [index]
+            for index in args[1]
+        ]
+        return op(args[0], [index for each in positions for index in each], *args[2:], **kwargs)
+
+    def _count_selected(self, what: str, mask: Any) -> int:
+        """How many elements a mask without data is assumed to select."""
+        marked = getattr(mask, _MARK, None)
+        share: float = self._choose(what, mask, 0.5 if marked is None else float(marked))
+        if share in (0, 1):
+            setattr(mask, _MARK, bool(share))
+        else:
+            self._on_read(what, _HALF)
+        return math.ceil(int(mask.numel()) * share)
+
     def _assume_even(self, name: str, total: int, counts: Any) -> None:
         if counts.numel() <= MAX_CONSTANT:
             self._on_read(f"{name}()", _EVEN)
-            _set_constant(counts, _spread_evenly(total, counts))
+            set_constant(counts, _spread_evenly(total, counts))
 
     def _read(self, tensor: Any, what: str) -> Any:
         marked = getattr(tensor, _MARK, None)
         branch = find_branch_without_error() if marked is None else None
         if branch is not None:
             self._on_read(what, "the branch that raises was not taken")
-            return type(stand_in_for(tensor.dtype))(branch)
-        self._on_read(what, _GOT)
+            value = type(stand_in_for(tensor.dtype))(branch)
+            return self._choose(what, tensor, value)
         value = stand_in_for(tensor.dtype)
-        return value if marked is None else type(value)(marked)
+        value = value if marked is None else type(value)(marked)
+        self._on_read(what, _GOT)
+        return self._choose(what, tensor, value)
+
+    def _choose(self, what: str, tensor: Any, value: Any) -> Any:
+        return value if self.observer is None else self.observer.choose(what, tensor, value)
 
     @contextmanager
     def parameters_without_data(self, mode: Any) -> Iterator[None]:
@@ -281,54 +341,7 @@ def modes_in_threads(mode: Any) -> Iterator[None]:
         yield
 
 
-@final
-class KnownValues:
-    """Keeps values known across collectives, where the inputs have known values.
-
-    As in all simulated collectives, the other ranks are assumed to hold what this rank holds.
-    """
-
-    def __init__(self) -> None:
-        self._before = threading.local()
-
-    def before(self, event: CollectiveEvent) -> None:
-        """Remember the known values: a collective that writes to a tensor clears them."""
-        self._before.values = {
-            id(tensor): tensor.constant
-            for single in event.singles()
-            for tensor in single.read().inputs
-            if isinstance(tensor, FakeTensor) and tensor.constant is not None
-        }
-
-    def amend(self, event: CollectiveEvent, result: Any) -> Any:
-        """Set the values of the outputs."""
-        known: dict[int, torch.Tensor] = getattr(self._before, "values", {})
-        call = event.read()
-        outputs = call.outputs
-        if outputs is None:  # a functional collective, or one that overwrites its input
-            outputs = tensors_in(result) if not event.op.startswith("c10d.") else call.inputs
-        layout = event.layout.reduce_op
-        is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
-        with disable_dispatch_modes():
-            for index, output in enumerate(outputs):
-                source = call.inputs[index % len(call.inputs)] if call.inputs else None
-                constant = known.get(id(source))
-                if source is not output and isinstance(output, FakeTensor):
-                    _copy_mark(source, output)
-                if constant is not None and isinstance(output, FakeTensor):
-                    values = constant * call.group.size() if is_sum else constant
-                    _set_values(output, values)
-        return result
-
-
-def _set_values(output: Any, values: torch.Tensor) -> None:
-    """Set what is known of an output: as many copies of the input as it has room for."""
-    if values.numel() and not output.numel() % values.numel():
-        copies = values.reshape(-1).repeat(output.numel() // values.numel())
-        _set_constant(output, copies.view(tuple(output.shape)))
-
-
-def _set_constant(tensor: Any, constant: torch.Tensor) -> None:
+def set_constant(tensor: Any, constant: torch.Tensor) -> None:
     """Make a tensor without data readable, with these values."""
     tensor.constant = constant.to(tensor.dtype)
     tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
@@ -362,7 +375,7 @@ def _pass_marks(name: str, args: Any, result: Any) -> None:
             setattr(result, _CHOICES, choices)
 
 
-def _copy_mark(source: object, target: Any) -> None:
+def copy_mark(source: object, target: Any) -> None:
     """Make what is known of `target` what is known of `source`; nothing if that is None."""
     setattr(target, _MARK, getattr(source, _MARK, None))
     setattr(target, _CHOICES, getattr(source, _CHOICES, None))

@@ -135,7 +135,7 @@ def _plain_tensors_on_meta(
             if memory is not None:
                 memory.note_op(op, args, result)
         if host is not None:
-            host.mark(op, args, result)
+            host.mark(op, args, kwargs, result)
         if op is COPY and isinstance(result, _FakeTensor) and result.constant is None:
             _keep_constant(mode, result, args[0], kwargs)
         return result

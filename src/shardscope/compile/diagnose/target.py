@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
+from shardscope._torch.snapshot import seed_torch
 from shardscope.compile.call_state import walk_call
 from shardscope.compile.diagnose.accuracy import format_error
 from shardscope.compile.diagnose.repro import FunctionCall
@@ -172,7 +173,7 @@ class TargetFunction:
     @contextmanager
     def _preserved_state(self) -> Iterator[None]:
         with compile_lock, fresh_caches(), preserved_call_state(self._fn, self._args, self._kwargs):
-            torch.manual_seed(self._seed)
+            seed_torch(self._seed)
             yield
 
 

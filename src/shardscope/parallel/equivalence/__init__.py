@@ -29,6 +29,7 @@ from shardscope.parallel.equivalence.compare import (
     name_dtype,
 )
 from shardscope.parallel.equivalence.declared import Declared, read_declared
+from shardscope.parallel.equivalence.model_calls import is_cleared
 from shardscope.parallel.equivalence.names import (
     OriginalNames,
     named_buffers,
@@ -37,10 +38,16 @@ from shardscope.parallel.equivalence.names import (
     tie_names,
 )
 from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
+from shardscope.parallel.equivalence.random_numbers import (
+    DRAWN,
+    Draws,
+    MeanRngMode,
+    RandomNumbers,
+    find_common_seeds,
+)
 from shardscope.parallel.equivalence.runs import (
     AS_IT_IS,
     MARKED,
-    MeanRngMode,
     Variant,
     as_model,
     copy_model,
@@ -50,21 +57,22 @@ from shardscope.parallel.equivalence.runs import (
     run_task,
 )
 from shardscope.parallel.equivalence.step import (
-    EVALUATION,
     Probe,
     ProbedStep,
-    Region,
-    StepResult,
     Task,
     call_model,
     default_loss,
-    describe_local,
     execute,
+    shard_batch,
+)
+from shardscope.parallel.equivalence.step_result import (
+    EVALUATION,
+    Region,
+    StepResult,
+    describe_local,
     find_stages,
     gather_result,
-    is_cleared,
     keep_local,
-    shard_batch,
 )
 from shardscope.parallel.equivalence.tensor_shards import (
     Layout,
@@ -86,12 +94,14 @@ from shardscope.parallel.equivalence.training import (
 
 __all__ = [
     "AS_IT_IS",
+    "DRAWN",
     "EVALUATION",
     "MARKED",
     "OF_A_RANK",
     "UPDATED",
     "Case",
     "Declared",
+    "Draws",
     "Key",
     "Layout",
     "MeanRngMode",
@@ -100,6 +110,7 @@ __all__ = [
     "OriginalNames",
     "Probe",
     "ProbedStep",
+    "RandomNumbers",
     "Region",
     "Runs",
     "StepResult",
@@ -123,6 +134,7 @@ __all__ = [
     "draws_numbers",
     "drop_extra_calls",
     "execute",
+    "find_common_seeds",
     "find_stages",
     "gather_result",
     "is_cleared",

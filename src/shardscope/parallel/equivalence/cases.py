@@ -8,11 +8,19 @@ from typing import NamedTuple, final
 
 import torch
 
-from shardscope.numerics import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
+from shardscope.numerics import (
+    NoiseFloor,
+    epsilon,
+    find_floor,
+    find_own_floor,
+    is_inexact,
+    to_fp64_on_cpu,
+)
+from shardscope.parallel.equivalence.modes import list_differing
 from shardscope.parallel.equivalence.names import tie_names
-from shardscope.parallel.equivalence.step import Region, StepResult
+from shardscope.parallel.equivalence.step_result import Region, StepResult
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.equivalence.training import CLIPPED, Key, Table
+from shardscope.parallel.equivalence.training import CLIPPED, DECISION, Key, Table
 from shardscope.record import TensorKind
 
 Tensors = list[torch.Tensor]
@@ -55,6 +63,7 @@ class Case:
     The outputs of several calls of the model in one step are concatenated into one tensor.
     Where all ranks call it equally often, `calls` holds what each rank returned in each call.
     For gathered tensors, `regions` holds the part that each rank stores, where that is known.
+    `own_floor` is the noise around the reference where double precision gives another result.
     """
 
     kind: TensorKind
@@ -70,6 +79,7 @@ class Case:
     calls: tuple[tuple[torch.Tensor, ...], ...] = ()
     is_scalar: bool = False  # in each call
     regions: tuple[Region | None, ...] = ()
+    own_floor: NoiseFloor | None = None
 
     def choose_ranks(self, ranks: Sequence[int]) -> Case:
         """The same case, restricted to these ranks."""
@@ -109,6 +119,9 @@ def make_cases(
         if name in added and key not in table.references:
             continue
         of_ranks = [rank.get(key, []) for rank in tensors]
+        if key == DECISION:
+            yield from _make_decision_cases(table.references.get(key, []), of_ranks, sizes)
+            continue
         if kind in _SCALARS:
             yield from table.make_scalar_cases(key, of_ranks)
             continue
@@ -121,6 +134,8 @@ def make_cases(
         if of_parameters != CLIPPED or any(map(_changes_gradients, (runs.reference, *ranks))):
             yield from _make_parameter_cases(table, of_parameters, aliases, added, ranks)
     yield from _make_setting_cases(runs.reference, ranks, sizes)
+    yield from _make_mode_cases(runs.reference, ranks, sizes)
+    yield from _make_redrawn_cases(runs.reference, ranks, sizes)
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -211,6 +226,44 @@ def _make_setting_cases(
         )
         floor = find_floor(single, None, (), torch.float32)
         yield Case(TensorKind.SETTING, setting, single, single, floor, tensors, sizes)
+
+
+def _make_decision_cases(
+    reference: Tensors, ranks: Sequence[Tensors], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case of the last number that a scheduler decides by, if ranks have different ones.
+
+    Ranks that agree decide alike, as a single device does that has a multiple of the number.
+    """
+    known = [numbers[-1] for numbers in ranks if numbers]
+    floor = find_floor(known[0], None, (), torch.float32) if known else None
+    if floor is not None and not all(floor.covers(number, known[0]) for number in known):
+        single = reference[-1] if reference else known[0]
+        tensors = tuple(numbers[-1] if numbers else known[0] for numbers in ranks)
+        yield Case(*DECISION, single, single, floor, tensors, sizes)
+
+
+def _make_mode_cases(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case for each module that ranks call in other modes than each other, or the original."""
+    of_ranks = [rank.training.modes for rank in ranks]
+    for name, single, modes in list_differing(reference.training.modes, of_ranks):
+        tensors = tuple(torch.tensor(int(mode)) for mode in modes)
+        wanted = torch.tensor(int(single))
+        label = f"{name}.training".lstrip(".")
+        yield Case(TensorKind.MODE, label, wanted, wanted, None, tensors, sizes)
+
+
+def _make_redrawn_cases(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """A case for each module that draws other numbers on ranks when backward calls it again."""
+    for name in sorted(frozenset().union(*(rank.draws.redrawn for rank in ranks))):
+        if name not in reference.draws.redrawn:
+            tensors = tuple(torch.tensor(int(name in rank.draws.redrawn)) for rank in ranks)
+            none = torch.tensor(0)
+            yield Case(TensorKind.REDRAWN, f"{name}.draws", none, none, None, tensors, sizes)
 
 
 def _changed_parameters(
@@ -360,14 +413,14 @@ class _Table:
     ) -> Case:
         """The case of the tensor that `choose` takes from each run of the single device."""
         reference = choose(self._reference)
-        target, floor = reference, None
+        target, floor, own_floor = reference, None, None
         if reference is not None and is_inexact(reference):
             fp64 = None if self._fp64 is None else choose(self._fp64)
             perturbed_runs = [
                 (choose(rounded), None if rounded_fp64 is None else choose(rounded_fp64))
                 for rounded, rounded_fp64 in self._perturbed_runs
             ]
-            target, floor = self._find_target(reference, fp64, perturbed_runs)
+            target, floor, own_floor = self._find_target(reference, fp64, perturbed_runs)
             if floor.rms > floor.scale:  # zero up to rounding, which grows with coarser dtypes
                 coarse = _coarser(reference.dtype, self._precision)
                 power = 2.0 if key[0] is TensorKind.STATE else 1.0  # it may have squares
@@ -383,6 +436,7 @@ class _Table:
             self._batch_axes,
             self._batch_dim,
             is_scalar=reference is not None and reference.ndim == 0,
+            own_floor=own_floor,
         )
 
     def _find_target(
@@ -390,7 +444,7 @@ class _Table:
         reference: torch.Tensor,
         fp64: torch.Tensor | None,
         perturbed_runs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]],
-    ) -> tuple[torch.Tensor, NoiseFloor]:
+    ) -> tuple[torch.Tensor, NoiseFloor, NoiseFloor | None]:
         target_fp64 = (
             None if fp64 is None or fp64.shape != reference.shape else to_fp64_on_cpu(fp64)
         )
@@ -404,11 +458,15 @@ class _Table:
             for rounded, rounded_fp64 in perturbed_runs
             if rounded is not None and rounded.shape == reference.shape
         ]
-        reference_fp64 = to_fp64_on_cpu(reference)
-        floor = find_floor(
-            reference_fp64, target_fp64, moved, _coarser(reference.dtype, self._precision)
+        reference_fp64, coarse = (
+            to_fp64_on_cpu(reference),
+            _coarser(reference.dtype, self._precision),
         )
-        return reference_fp64 if target_fp64 is None else target_fp64, floor
+        floor = find_floor(reference_fp64, target_fp64, moved, coarse)
+        if target_fp64 is None:
+            return reference_fp64, floor, None
+        own = find_own_floor(reference_fp64, target_fp64, [rounded for rounded, _ in moved], coarse)
+        return target_fp64, floor, own
 
 
 @final

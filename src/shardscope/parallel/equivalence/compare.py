@@ -21,8 +21,13 @@ from shardscope.numerics import (
     unravel,
 )
 from shardscope.parallel.equivalence.cases import OF_A_RANK, Case, Runs, make_cases
-from shardscope.parallel.equivalence.step import StepResult
-from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
+from shardscope.parallel.equivalence.step_result import EVALUATION, StepResult
+from shardscope.parallel.equivalence.tensor_shards import (
+    Layout,
+    ranks_along,
+    shard_layouts,
+    trim_padding,
+)
 from shardscope.record import (
     FINE,
     Agreement,
@@ -31,6 +36,8 @@ from shardscope.record import (
     TensorVerdict,
     compress_ranks,
 )
+
+_MAX_PADDED_ERROR = 0.3  # of a tensor that is taken for a wrong one with padding
 
 
 @final
@@ -41,7 +48,8 @@ class TensorComparison:
     `full` has the full tensor of each rank, put together from shards by `layout` where the
     ranks hold shards; it is empty where the tensor agrees. `dtype` is the dtype on the ranks if
     it is neither the single device's nor allowed by the caller; the coarsest if there are
-    several.
+    several. `is_near_own` says that the ranks agree with the single device in its own precision,
+    where double precision gives another result.
     """
 
     case: Case
@@ -50,6 +58,7 @@ class TensorComparison:
     layout: Layout | None = None
     dtype: torch.dtype | None = None
     reduction: Literal["sum", "mean", ""] = ""  # of the ranks' own values, by which they agree
+    is_near_own: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -78,6 +87,8 @@ def compare_case(case: Case) -> TensorComparison:
     absent = [rank for rank in range(len(case.ranks)) if rank not in present]
     if not absent:
         return _compare_values(case, [tensor for tensor in case.ranks if tensor is not None])
+    if present and case.kind is TensorKind.OUTPUT and case.name.startswith(EVALUATION):
+        return _compare_present(case, present)
     is_zero = not bool(reference.any())
     if is_zero and not any(bool(_tensor_of(case, rank).any()) for rank in present):
         return _make_comparison(
@@ -85,6 +96,15 @@ def compare_case(case: Case) -> TensorComparison:
         )
     where = "no rank has one" if not present else "some ranks have none"
     return _make_comparison(case, Agreement.MISSING, f"{where}; the single device does", absent)
+
+
+def _compare_present(case: Case, present: Sequence[int]) -> TensorComparison:
+    """The verdict on the ranks that have an evaluation, as where only the first one evaluates."""
+    comparison = compare_case(case.choose_ranks(present))
+    if comparison.verdict.agreement in FINE:
+        return comparison
+    verdict = structs.replace(comparison.verdict, ranks=compress_ranks(present))
+    return replace(comparison, verdict=verdict)
 
 
 def _compare_extra(case: Case, present: Sequence[int]) -> TensorComparison:
@@ -182,6 +202,9 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
                 nearest = comparison
     if nearest is not None:
         return _choose_wrong_shards(nearest, tensors)
+    padded = _compare_padded(case, tensors)
+    if padded is not None:
+        return padded
     joined = [] if case.kind is TensorKind.OUTPUT else _join_flat(tensors, shape, case.sizes)
     flat = [_compare_full(case, full) for full in joined]
     if flat:
@@ -189,6 +212,21 @@ def _compare_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> TensorCompa
     odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
     fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _make_comparison(case, Agreement.RESHAPED, fact, odd)
+
+
+def _compare_padded(case: Case, tensors: Sequence[torch.Tensor]) -> TensorComparison | None:
+    """The verdict on tensors that are padded at the end; None if they are not like that at all."""
+    assert case.reference is not None
+    shape = case.reference.shape
+    comparisons = []
+    for trimmed in trim_padding(tensors, shape, case.sizes):
+        total = sum(tensor.numel() for tensor in trimmed)
+        if total % shape.numel() == 0 and total:
+            comparisons.append(
+                _compare_layouts(replace(case, ranks=tuple(trimmed), calls=()), trimmed)
+            )
+    nearest = min(comparisons, key=_error, default=None)
+    return nearest if nearest is not None and _error(nearest) < _MAX_PADDED_ERROR else None
 
 
 def _join_flat(
@@ -338,7 +376,12 @@ def _compare_full(case: Case, full: Sequence[torch.Tensor]) -> TensorComparison:
     has_disagreement = bool(off) and _has_disagreement(
         [fp64_tensors[id(tensor)] for tensor in distinct], case.floor
     )
-    return _make_value_comparison(case, full, off, has_disagreement, worst_error)
+    comparison = _make_value_comparison(case, full, off, has_disagreement, worst_error)
+    own = case.own_floor
+    is_near_own = own is not None and all(
+        own.allows(measure(tensor, reference_fp64)) for tensor in fp64_tensors.values()
+    )
+    return replace(comparison, is_near_own=is_near_own)
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shardscope.parallel.equivalence.names import named_parameters, tie_names
-from shardscope.parallel.equivalence.step import StepResult
+from shardscope.parallel.equivalence.step_result import StepResult
 from shardscope.parallel.equivalence.tensor_shards import ranks_by_distance
 from shardscope.parallel.equivalence.training import Table, TrainingValues
 

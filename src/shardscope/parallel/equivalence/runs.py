@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.dispatch import TorchDispatchMode, is_overload, name_arguments, op_packet
 from shardscope._torch.snapshot import preserved_random_state, seed_generators
-from shardscope._torch.tree import map_leaves
 from shardscope.errors import ParityError, ShardscopeError
 from shardscope.numerics import (
     RngUseMode,
     convert_inputs_to_fp64,
     convert_model_to_fp64,
     fp64_mode,
-    is_random,
     main_dtype,
     perturb_ulp_,
     to_fp64,
@@ -31,66 +28,9 @@ from shardscope.numerics import (
 from shardscope.parallel.equivalence.cases import Runs
 from shardscope.parallel.equivalence.names import named_parameters, tie_names
 from shardscope.parallel.equivalence.parameters import mark_weights
-from shardscope.parallel.equivalence.step import ProbedStep, StepResult, Task, execute
-
-
-@final
-class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replaces random numbers by the mean of their distribution, and dropout by the identity."""
-
-    supports_higher_order_operators = True  # torch would refuse to run them
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        if not is_overload(func) or not is_random(func, args, kwargs):
-            return func(*args, **kwargs)
-        arguments = name_arguments(func, args, kwargs)
-        name = op_packet(func).__name__
-        if name == "native_dropout":
-            return arguments["input"].clone(), torch.ones_like(arguments["input"], dtype=torch.bool)
-        if name == "bernoulli" and arguments.get("p") is None:
-            return arguments["self"].clone()
-        if name == "randperm" and arguments.get("generator") is None:  # its own is seeded: an order
-            drawn = func(*args, **kwargs)
-            assert isinstance(drawn, torch.Tensor)
-            return drawn.copy_(torch.arange(len(drawn)))
-        if name in _MEANS:
-            drawn = func(*args, **kwargs)  # for its shape, or as the destination
-            return map_leaves(lambda value: _fill_with_mean(value, name, arguments), drawn)
-        return func(*args, **kwargs)
-
-
-# The mean of each distribution, from the arguments of its op.
-_MEANS: dict[str, Callable[[Mapping[str, Any]], torch.Tensor | float]] = {
-    "bernoulli": lambda arguments: arguments["p"],
-    "bernoulli_": lambda arguments: arguments["p"],
-    "exponential_": lambda arguments: 1 / arguments["lambd"],
-    "normal": lambda arguments: arguments["mean"],
-    "normal_": lambda arguments: arguments["mean"],
-    "normal_functional": lambda arguments: arguments["mean"],
-    "rand": lambda _: 0.5,
-    "rand_like": lambda _: 0.5,
-    "randint": lambda arguments: arguments.get("low") or 0,
-    "randint_like": lambda arguments: arguments.get("low") or 0,
-    "randn": lambda _: 0.0,
-    "randn_like": lambda _: 0.0,
-    "uniform": lambda arguments: (arguments["from"] + arguments["to"]) / 2,
-    "uniform_": lambda arguments: (arguments["from"] + arguments["to"]) / 2,
-}
-
-
-def _fill_with_mean(drawn: object, name: str, arguments: Mapping[str, Any]) -> object:
-    """Overwrite the random numbers that the op `name` drew with the mean of its distribution."""
-    mean = _MEANS[name](arguments)
-    if not isinstance(drawn, torch.Tensor):
-        return drawn
-    return drawn.copy_(mean) if isinstance(mean, torch.Tensor) else drawn.fill_(mean)
+from shardscope.parallel.equivalence.random_numbers import DRAWN, RandomNumbers
+from shardscope.parallel.equivalence.step import ProbedStep, Task, execute
+from shardscope.parallel.equivalence.step_result import StepResult
 
 
 class Perturbation(Enum):
@@ -111,8 +51,13 @@ class Variant:
 
     is_fp64: bool = False
     perturbation: Perturbation = Perturbation.NONE
-    is_deterministic: bool = False
+    rng: RandomNumbers = DRAWN
     is_marked: bool = False
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the run is that of the program as it is, whose random numbers are noted."""
+        return self == AS_IT_IS
 
     @contextmanager
     def applied(self, model: nn.Module, task: Task) -> Iterator[Task]:
@@ -129,8 +74,7 @@ class Variant:
                 mark_weights(model)
             if self.perturbation is Perturbation.DOUBLE:
                 inputs = perturb_ulp_(model, inputs)
-            if self.is_deterministic:
-                stack.enter_context(MeanRngMode())  # type: ignore[no-untyped-call]
+            stack.enter_context(self.rng.replacing())
             yield task.with_inputs(inputs)
 
     def convert(self, value: object) -> object:
@@ -158,14 +102,15 @@ def run_task(
     model_copy = copy_model(model)
     with preserved_random_state(), variant.applied(model_copy, task) as applied:
         seed_generators(task.seed)
-        return execute(model_copy, applied, probed=probed)
+        has_observer = variant.is_observed and probed is None
+        return execute(model_copy, applied, probed=probed, has_observer=has_observer)
 
 
 def run_all(
     model: nn.Module,
     task: Task,
     *,
-    is_deterministic: bool = False,
+    rng: RandomNumbers = DRAWN,
     precision: torch.dtype | None = None,
     report: Report = lambda *_: None,
     probe: MakeProbe = lambda: None,
@@ -179,11 +124,9 @@ def run_all(
     def run(
         *, is_fp64: bool = False, perturbation: Perturbation = Perturbation.NONE
     ) -> list[StepResult]:
-        return run_task(
-            model, task, Variant(is_fp64, perturbation, is_deterministic), probed=probe()
-        )
+        return run_task(model, task, Variant(is_fp64, perturbation, rng), probed=probe())
 
-    reference = _run_first(run, "without random numbers " if is_deterministic else "")
+    reference = _run_first(run, "without random numbers " if rng.is_replaced else "")
     _add_parameters(reference, _read_parameters(model))
     try:
         rounded = run(perturbation=Perturbation.OWN)
@@ -233,14 +176,12 @@ def _run_first(run: Callable[[], list[StepResult]], how: str) -> list[StepResult
 
 
 def run_fp64(
-    model: nn.Module, task: Task, *, is_deterministic: bool = False, probe: MakeProbe = lambda: None
+    model: nn.Module, task: Task, *, rng: RandomNumbers = DRAWN, probe: MakeProbe = lambda: None
 ) -> list[Runs]:
     """The runs of each step, to compare with ranks that compute in double precision."""
-    fp64 = run_task(model, task, Variant(True, Perturbation.NONE, is_deterministic), probed=probe())
+    fp64 = run_task(model, task, Variant(True, Perturbation.NONE, rng), probed=probe())
     _add_parameters(fp64, _read_parameters(model, to_fp64))
-    perturbed = run_task(
-        model, task, Variant(True, Perturbation.DOUBLE, is_deterministic), probed=probe()
-    )
+    perturbed = run_task(model, task, Variant(True, Perturbation.DOUBLE, rng), probed=probe())
     return [
         Runs(exact, None, ((moved, None),)) for exact, moved in zip(fp64, perturbed, strict=True)
     ]

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.ddp import read_buckets
-from shardscope.attribution.call_sites import read_stack
+from shardscope._torch.fsdp import asks_for_rounding
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.declared import Declared
+from shardscope.parallel.equivalence.model_calls import BackwardCounter, captured_outputs
 from shardscope.parallel.equivalence.names import OriginalNames, named_tensors
+from shardscope.parallel.equivalence.random_numbers import Draws, RngObserver
+from shardscope.parallel.equivalence.step_result import (
+    EVALUATION,
+    SEPARATOR,
+    GatherFull,
+    StepResult,
+    describe_local,
+    gather_result,
+    keep_local,
+    local_of,
+)
 from shardscope.parallel.equivalence.training import (
-    CLIPPED,
-    RAW,
-    REDUCED,
     Key,
     Table,
     Training,
@@ -33,87 +39,6 @@ from shardscope.parallel.equivalence.training import (
     find_trainer,
 )
 from shardscope.record import Source, TensorKind
-
-Region = tuple[tuple[int, int], ...]
-"""For each dim of a tensor, the start and the end of what a rank holds of it."""
-_GRADIENT: Table = (TensorKind.GRADIENT, "")
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class StepResult:
-    """The tensors of one step, by name, of the single device or of one rank; full where possible.
-
-    `outputs` has an entry for each tensor of each call of the model, in the order of the calls.
-    `gradients` leaves out parameters without a gradient; a tied parameter has an entry for each
-    of its names, all with the same tensor. `buffers` has all buffers; `changed` names those
-    that the step changed. `absent` names the original's parameters that this rank does not
-    have, such as other ranks' experts; `added` names its parameters and buffers that the
-    original does not have. `ties` maps each name of a parameter on this rank to the first name
-    of the same parameter; `frozen` names parameters that require no gradient. `regions` has the
-    part of each gathered DTensor that this rank stores, where that is known. `snapshots` has
-    the tensors that a probe recorded. `training` has what is observed only of training steps, and
-    `raw_gradients` the gradients as backward left them there, before the program could change them,
-    and `reduced_gradients` those as the last collective left them that the program called itself.
-    `declared` has the types of tensors that were not gathered, where placements or annotations give
-    them: of snapshots, by their names, and of the others, by kind and name.
-    """
-
-    outputs: list[tuple[str, torch.Tensor]]
-    gradients: dict[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-    changed: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    added: frozenset[str] = frozenset()
-    ties: dict[str, str] = field(default_factory=dict)
-    frozen: frozenset[str] = frozenset()
-    num_calls: int = 1  # of the model
-    num_backwards: int = 0  # that reached an output of the model
-    num_cleared: int = 0  # times that gradients were cleared before another backward
-    is_bypassed: bool = False  # the module inside DistributedDataParallel was called without it
-    unhooked: frozenset[str] = frozenset()  # parameters inside it that it does not reduce
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
-    regions: dict[Key, Region] = field(default_factory=dict)
-    snapshots: dict[str, torch.Tensor] = field(default_factory=dict)
-    sources: dict[str, Source] = field(default_factory=dict)  # source lines of the snapshots
-    numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
-    training: TrainingValues = field(default_factory=TrainingValues)
-    raw_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    reduced_gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    local_squares: dict[str, float] = field(default_factory=dict)  # of gradients, as stored here
-    distributed: frozenset[str] = frozenset()  # parameters whose gradient is a DTensor
-    declared: dict[str | Key, Declared] = field(default_factory=dict)
-    raw_squares: dict[str, float] = field(default_factory=dict)  # the same after backward
-    inputs: list[torch.Tensor] = field(default_factory=list)  # of the model, as on this rank
-    input_source: Source | None = None  # the line that calls the model
-    reduced_squares: dict[str, float] = field(default_factory=dict)  # the same after collectives
-    clipped_squares: dict[str, float] = field(default_factory=dict)  # the same after clipping
-
-    def tensors(self) -> dict[Key, list[torch.Tensor]]:
-        """All tensors by kind and name: a list over calls for outputs, of length one for others."""
-        named: dict[Key, list[torch.Tensor]] = {}
-        for name, tensor in self.outputs:
-            named.setdefault((TensorKind.OUTPUT, name), []).append(tensor)
-        for name, tensor in self.gradients.items():
-            named[TensorKind.GRADIENT, name] = [tensor]
-        for name, tensor in self.buffers.items():
-            named[TensorKind.BUFFER, name] = [tensor]
-        return named | self.training.scalars
-
-    def tables(self) -> dict[Table, dict[str, torch.Tensor]]:
-        """The tensors of parameters, by what they are: gradients, optimizer states and others."""
-        return {_GRADIENT: self.gradients, **self.training.tables}
-
-
-def find_stages(parameters: Collection[str], ranks: Sequence[StepResult]) -> list[list[int]]:
-    """The ranks of each pipeline stage, if stages share no parameter; otherwise one list of all."""
-    stages: dict[frozenset[str], list[int]] = {}
-    for index, rank in enumerate(ranks):
-        stages.setdefault(frozenset(parameters) - rank.absent, []).append(index)
-    num_present = sum(len(present) for present in stages)
-    is_disjoint = num_present == len(frozenset().union(*stages))
-    return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
-
 
 T = TypeVar("T")
 Loss = Callable[[Any], object]
@@ -200,19 +125,6 @@ def shard_batch(inputs: T, *, dim: int, num_shards: int, index: int) -> T:
     return sharded
 
 
-Tensors = dict[Key, torch.Tensor]
-GatherFull = Callable[[Tensors], Tensors]
-"""Makes full tensors of a rank's shards; all ranks call it once for each step."""
-
-EVALUATION = "evaluation"
-"""The name of what the model returns without gradients after an optimizer has stepped."""
-_SEPARATOR = "\0"  # in no path
-
-
-def keep_local(tensors: Tensors) -> Tensors:
-    return tensors
-
-
 class Probe(Protocol):
     """Records what modules or ops compute while a step runs."""
 
@@ -254,27 +166,38 @@ def execute(
     probed: ProbedStep | None = None,
     optimizer: object = None,
     mesh: Any = None,
+    has_observer: bool = False,
 ) -> list[StepResult]:
     """Run the steps of a task, which changes the model; the caller seeds the random numbers.
 
     `names` are the names before sharding, if the model was sharded; then it runs as a rank of
     `mesh`. `gather` makes full tensors of a rank's shards. `optimizer` is that of training steps.
+    With `has_observer` the random numbers that the steps draw are noted.
     """
     names = OriginalNames(model) if names is None else names
-    if task.training is None:
-        return [_run_step(model, task, _StepRun(names, gather, probed, 0))]
-    make, train = task.training.make_optimizer, task.training
-    if optimizer is None and make is not None:
-        optimizer = make(model)
-    recorder = TrainingRecorder(
-        model, names, find_trainer(train.step if mesh is None else train.rank_step)
-    )
-    results = []
+    observer = RngObserver() if has_observer else None
+    run = _StepRun(names, gather, probed, 0, observer, None, optimizer, mesh)
+    with ExitStack() as stack:
+        if observer is not None:
+            stack.enter_context(observer.attached(model, names))
+        return _execute(model, task, run)
+
+
+def _execute(model: nn.Module, task: Task, run: _StepRun) -> list[StepResult]:
+    train, optimizer = task.training, run.optimizer
+    if train is None:
+        return [_run_step(model, task, run)]
+    if optimizer is None and train.make_optimizer is not None:
+        optimizer = train.make_optimizer(model)
+    trainer = find_trainer(train.step if run.mesh is None else train.rank_step)
+    recorder = TrainingRecorder(model, run.names, trainer)
     with recorder.watching():
-        for index in range(task.num_steps):
-            run = _StepRun(names, gather, probed, index, recorder, optimizer, mesh)
-            results.append(_run_step(model, task, run))
-    return results
+        return [
+            _run_step(
+                model, task, replace(run, index=index, recorder=recorder, optimizer=optimizer)
+            )
+            for index in range(task.num_steps)
+        ]
 
 
 @final
@@ -286,6 +209,7 @@ class _StepRun:
     gather: GatherFull
     probed: ProbedStep | None
     index: int
+    observer: RngObserver | None = None
     recorder: TrainingRecorder | None = None
     optimizer: object = None
     mesh: Any = None
@@ -297,16 +221,19 @@ class _StepRun:
         return self.probed.probe if self.probed is not None and is_probed else None
 
 
+_GRADIENT: Table = (TensorKind.GRADIENT, "")
+
+
 def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     names, probe, recorder = run.names, run.probe, run.recorder
-    before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
+    before = {name: local_of(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs(run.index)
-    backwards = _BackwardCounter([parameter for _, parameter in names.parameters(model)])
+    backwards = BackwardCounter([parameter for _, parameter in names.parameters(model)])
     unhooked = _find_unhooked(model, names)
     returned: object = None
     with ExitStack() as stack:
         stack.callback(backwards.remove)
-        calls = stack.enter_context(_captured_outputs(model, names, backwards, recorder))
+        calls = stack.enter_context(captured_outputs(model, names, backwards, recorder))
         if probe is not None:
             stack.enter_context(probe.attached(model, names))
         wrapper_calls = stack.enter_context(_counted_calls(model, DistributedDataParallel))
@@ -333,14 +260,14 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
     changed = {
         name
         for name, buffer in buffers.items()
-        if name not in before or not _is_same(before[name], _local(buffer))
+        if name not in before or not _is_same(before[name], local_of(buffer))
     }
     outputs = {
-        f"{call}{_SEPARATOR}{path}": tensor
+        f"{call}{SEPARATOR}{path}": tensor
         for call, output in enumerate(calls.results)
         for path, tensor in named_tensors(output)
     } | {
-        f"{call}{_SEPARATOR}{EVALUATION}{path}": tensor
+        f"{call}{SEPARATOR}{EVALUATION}{path}": tensor
         for call, output in enumerate(calls.evaluations)
         for path, tensor in named_tensors(output)
     }
@@ -351,15 +278,18 @@ def _run_step(model: nn.Module, task: Task, run: _StepRun) -> StepResult:
         full,
         changed=frozenset(changed) | training.changed,
         num_calls=len(calls.results) + len(calls.evaluations),
+        num_transformed=calls.num_transformed,
         num_backwards=backwards.count,
         num_cleared=backwards.num_cleared,
         is_bypassed=bool(wrapper_calls) and not any(wrapper_calls.values()) and bool(calls.results),
         inputs=calls.inputs,
         input_source=calls.source,
         unhooked=unhooked,
+        asks_for_rounding=asks_for_rounding(model),
         **(describe_local(gradients, training) if task.training is not None else {}),
         snapshots={} if probe is None else probe.snapshots,
         declared=declared,
+        draws=Draws() if run.observer is None else run.observer.take(),
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
     )
@@ -398,78 +328,6 @@ def _counted_calls(model: nn.Module, wrapper: type[nn.Module]) -> Iterator[dict[
             handle.remove()
 
 
-def describe_local(
-    gradients: Mapping[str, torch.Tensor], training: TrainingValues
-) -> dict[str, Any]:
-    """The fields of a `StepResult` about what this rank itself stores of gradients."""
-    tables = training.tables
-    return {
-        "local_squares": _find_squares(gradients),
-        "distributed": frozenset(
-            n for n, tensor in gradients.items() if isinstance(tensor, DTensor)
-        ),
-        "raw_squares": _find_squares(tables.get(RAW, {})),
-        "reduced_squares": _find_squares(tables.get(REDUCED, {})),
-        "clipped_squares": _find_squares(tables.get(CLIPPED, {})),
-    }
-
-
-def _find_squares(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The sum of squares of what this rank stores of each gradient; a tied one counts once."""
-    first = {id(tensor): name for name, tensor in reversed(list(gradients.items()))}
-    return {
-        name: float(_local(tensor).double().square().sum())
-        for name, tensor in gradients.items()
-        if first[id(tensor)] == name and not name.startswith("inputs")
-    }
-
-
-def gather_result(
-    gather: GatherFull,
-    outputs: dict[str, torch.Tensor],
-    gradients: dict[str, torch.Tensor],
-    buffers: dict[str, torch.Tensor],
-    training: TrainingValues,
-) -> StepResult:
-    """The result with full tensors, which all ranks gather in one call."""
-    local: Tensors = {(TensorKind.OUTPUT, name): tensor for name, tensor in outputs.items()}
-    local |= {(TensorKind.GRADIENT, name): tensor for name, tensor in gradients.items()}
-    local |= {(TensorKind.BUFFER, name): tensor for name, tensor in buffers.items()}
-    local |= {
-        (kind, f"{name}{_SEPARATOR}{entry}"): tensor
-        for (kind, entry), table in training.tables.items()
-        for name, tensor in table.items()
-    }
-    local |= {
-        (kind, f"{name}{_SEPARATOR}{index}"): tensor
-        for (kind, name), values in training.scalars.items()
-        for index, tensor in enumerate(values)
-    }
-    full = gather(local)
-    tables = {
-        (kind, entry): {name: full[kind, f"{name}{_SEPARATOR}{entry}"] for name in table}
-        for (kind, entry), table in training.tables.items()
-    }
-    scalars = {
-        (kind, name): [
-            _detach(full[kind, f"{name}{_SEPARATOR}{index}"]) for index in range(len(values))
-        ]
-        for (kind, name), values in training.scalars.items()
-    }
-    raw_gradients, reduced_gradients = tables.pop(RAW, {}), tables.pop(REDUCED, {})
-    return StepResult(
-        [
-            (name.partition(_SEPARATOR)[2], _detach(full[TensorKind.OUTPUT, name]))
-            for name in outputs
-        ],
-        {name: full[TensorKind.GRADIENT, name] for name in gradients},
-        {name: _detach(full[TensorKind.BUFFER, name]).clone() for name in buffers},
-        training=replace(training, tables=tables, scalars=scalars),
-        raw_gradients=raw_gradients,
-        reduced_gradients=reduced_gradients,
-    )
-
-
 def _run_default_step(model: nn.Module, inputs: object, task: Task) -> None:
     output = call_model(model, inputs)
     if not task.has_backward:
@@ -493,112 +351,8 @@ def _find_loss(task: Task, output: object) -> torch.Tensor:
     return loss
 
 
-@final
-class _BackwardCounter:
-    """Counts the backward passes of a step, and the times gradients were cleared before one."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.count = 0
-        self.num_cleared = 0
-        self._parameters = [p for p in parameters if p.requires_grad and p.is_leaf]
-        self._has_gradients = False  # since gradients were last cleared, a backward has run
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
-            for parameter in self._parameters
-        ]
-
-    def remove(self) -> None:
-        """Stop counting."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def register(self, output: object) -> None:
-        """Count the backward pass that starts at an output of the model."""
-        is_counted = False
-
-        def count(_: torch.Tensor) -> None:
-            nonlocal is_counted
-            if is_counted:
-                return
-            is_counted = True
-            self.count += 1
-            if self._has_gradients and is_cleared(p.grad for p in self._parameters):
-                self.num_cleared += 1
-                self._has_gradients = False
-
-        for _, tensor in named_tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(count)  # type: ignore[no-untyped-call]
-
-    def _accumulate(self, parameter: torch.Tensor) -> None:
-        # A hook of the program may have moved the gradient into its own buffer already.
-        self._has_gradients |= parameter.grad is not None
-
-
-def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
-    """Whether no gradient is left, as after `zero_grad()`: all are None or zero."""
-    return not any(gradient is not None and _local(gradient).any() for gradient in gradients)
-
-
-@final
-@dataclass(eq=False)
-class _Calls:
-    """What the model returns in each call, its inputs in all calls, and the line of the first.
-
-    What it returns without gradients, after an optimizer has stepped, is an evaluation.
-    """
-
-    results: list[object] = field(default_factory=list)
-    evaluations: list[object] = field(default_factory=list)
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    source: Source | None = None
-
-
-@contextmanager
-def _captured_outputs(
-    model: nn.Module,
-    names: OriginalNames,
-    backwards: _BackwardCounter,
-    recorder: TrainingRecorder | None,
-) -> Iterator[_Calls]:
-    """Collect what the model gets and returns in each call, also if the step does not return it.
-
-    A step may call the module inside a wrapper such as DDP; a call of the wrapper counts once.
-    """
-    outputs = _Calls()
-    depth = 0
-
-    def enter(_: nn.Module, args: object, kwargs: object) -> None:
-        nonlocal depth
-        depth += 1
-        if depth == 1 and not is_in_backward():
-            outputs.inputs += [_local(t).clone() for _, t in named_tensors((args, kwargs))]
-            outputs.source = outputs.source or read_stack(sys._getframe(1)).source
-
-    def leave(_: nn.Module, __: object, output: object) -> None:
-        nonlocal depth
-        depth -= 1
-        if not depth and not is_in_backward():  # backward calls a checkpointed model again
-            is_updated = recorder is not None and recorder.is_updated
-            is_evaluation = is_updated and not torch.is_grad_enabled()
-            (outputs.evaluations if is_evaluation else outputs.results).append(output)
-            backwards.register(output)
-
-    handles = []
-    for name, module in names.modules(model):
-        if not name:
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    to_local = getattr(tensor, "to_local", None)
-    return tensor.detach() if to_local is None else to_local().detach()
+def _densify(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
 
 
 def _is_same(before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -606,12 +360,3 @@ def _is_same(before: torch.Tensor, after: torch.Tensor) -> bool:
         return False
     # A NaN that stays NaN is not a change.
     return bool(((before == after) | ((before != before) & (after != after))).all())
-
-
-def _detach(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor.wait() if hasattr(tensor, "wait") else tensor
-
-
-def _densify(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if tensor.layout is not torch.strided else tensor

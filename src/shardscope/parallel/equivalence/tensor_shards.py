@@ -140,6 +140,32 @@ def _flattened_layouts(
                 yield Layout(sizes, tuple(dims), orders, num_rows=num_rows)
 
 
+def trim_padding(
+    tensors: Sequence[torch.Tensor], shape: Sequence[int], sizes: Sequence[int]
+) -> Iterator[list[torch.Tensor]]:
+    """The tensors of the ranks without padding at the end of a dim, for each dim that may have it.
+
+    Such as the logits of a vocabulary that is padded to a multiple of the number of ranks. Either
+    every rank has all of the dim, or the shards along an axis are longer than it together.
+    """
+    if any(tensor.ndim != len(shape) for tensor in tensors):
+        return
+    for dim, length in enumerate(shape):
+        if all(tensor.shape[dim] > length for tensor in tensors):
+            yield [tensor.narrow(dim, 0, length) for tensor in tensors]
+        for axis in range(len(sizes)):
+            trimmed, lines = list(tensors), list(ranks_along(sizes, axis))
+            for line in lines:
+                start = 0
+                for rank in line:
+                    size = tensors[rank].shape[dim]
+                    trimmed[rank] = tensors[rank].narrow(dim, 0, min(size, max(length - start, 0)))
+                    start += size
+            is_padded = all(sum(tensors[r].shape[dim] for r in line) > length for line in lines)
+            if sizes[axis] > 1 and is_padded:
+                yield trimmed
+
+
 def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
     """The ranks of each line of the mesh along an axis, in order."""
     ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))
@@ -191,7 +217,7 @@ def _join_rows(
     """Join shards, or, if the dim is flattened from several rows, those of each row."""
     if num_rows == 1:
         return _join(parts, dim, order)
-    if any(part.shape[dim] % num_rows for part in parts):
+    if any(part.shape[dim] % num_rows or not part.numel() for part in parts):
         return None
     rows = [part.reshape(*part.shape[:dim], num_rows, -1, *part.shape[dim + 1 :]) for part in parts]
     joined = _join(rows, dim + 1, order)

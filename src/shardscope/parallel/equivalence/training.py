@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Number
 from typing import Any, final
 
@@ -21,10 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.modules import named_modules_with_aliases
-from shardscope._torch.training_hooks import watch_training
+from shardscope._torch.modules import is_wrapper, named_modules_with_aliases
+from shardscope._torch.training_hooks import TrainingListener, watch_training
 from shardscope.attribution.call_sites import read_stack
+from shardscope.parallel.equivalence.modes import ModuleMode, depends_on_mode, draws_in_training
 from shardscope.parallel.equivalence.names import OriginalNames, named_items, tie_names
+from shardscope.parallel.equivalence.readings import count_readings
 from shardscope.record import Source, TensorKind
 
 Table = tuple[TensorKind, str]
@@ -39,6 +42,7 @@ CLIPPED: Table = (TensorKind.CLIPPED, "")
 RAW: Table = (TensorKind.GRADIENT, "after backward")
 REDUCED: Table = (TensorKind.GRADIENT, "after collectives")
 UPDATED: Table = (TensorKind.UPDATED, "")
+DECISION: Key = (TensorKind.SETTING, "metric of ReduceLROnPlateau")
 _NORM: Key = (TensorKind.NORM, "gradient norm")
 _LOSS: Key = (TensorKind.LOSS, "loss")
 
@@ -83,7 +87,7 @@ class TrainingValues:
     single numbers in the order in which they occurred: losses, norms, what the step returns,
     counters. `settings` maps settings of the optimizer, such as lr, to their values by parameter;
     `sources` has the line behind a scalar. `stale` names parameters that have a gradient, but are
-    in no optimizer that stepped.
+    in no optimizer that stepped. `modes` has the modules that depend on their mode.
     """
 
     tables: dict[Table, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -93,6 +97,7 @@ class TrainingValues:
     stale: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()  # names of counters
     num_optimizer_steps: int = 0
+    modes: dict[str, ModuleMode] = field(default_factory=dict)
 
     def add_scalar(self, key: Key, value: torch.Tensor) -> None:
         """Note a further value of a number that the step computes."""
@@ -117,7 +122,7 @@ class TrainingValues:
 
 
 @final
-class TrainingRecorder:
+class TrainingRecorder(TrainingListener):
     """Records the steps of one rank. `trainer` is an object whose counters are recorded, too.
 
     `on_gradients` is called when the gradients of a step were copied, before they are clipped.
@@ -154,11 +159,12 @@ class TrainingRecorder:
     def watching(self) -> Iterator[None]:
         """Observe steps on this thread until the context ends."""
         hooks = []
-        for module in {
-            id(module): module for _, module in self._names.modules(self._model)
-        }.values():
+        modules = list(self._names.modules(self._model))
+        for name, module in {id(module): (name, module) for name, module in modules}.values():
             hooks.append(module.register_forward_pre_hook(self._enter))
             hooks.append(module.register_forward_hook(self._leave, always_call=True))
+            if depends_on_mode(module) and not is_wrapper(module):
+                hooks.append(module.register_forward_pre_hook(partial(self._note_mode, name)))
         try:
             with watch_training(self):
                 yield
@@ -242,7 +248,7 @@ class TrainingRecorder:
         self._graded |= self._find_graded()
         names = {id(parameter): name for name, parameter in reversed(named.items())}
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._use_gradients([name for name, parameter in named.items() if id(parameter) in ids])
+        self._use_gradients({n: p for n, p in named.items() if id(p) in ids})
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
             group_ids = set(map(id, group["params"]))
@@ -257,13 +263,24 @@ class TrainingRecorder:
         """The optimizer has stepped."""
         self._num_in_optimizer = max(0, self._num_in_optimizer - 1)
 
+    def decide(self, number: float) -> None:
+        """Note a number by which a scheduler decides."""
+        source = read_stack(sys._getframe(1)).source
+        self._add(DECISION, torch.tensor(number, dtype=torch.float64), source)
+
     def read(self, tensor: torch.Tensor, value: object) -> None:
-        """Note a number that the program reads outside its modules, by the line that reads it."""
+        """Note a number that the program reads outside its modules, by the line that reads it.
+
+        Of several on one line, all but the first have their count behind it: `train.py:9 (2)`.
+        """
         if self._depth or self._num_in_optimizer or is_in_backward() or tensor.numel() != 1:
             return
-        source = read_stack(sys._getframe(1)).source
-        if source is not None and _is_number(value):
-            key = (TensorKind.REPORTED, f"{source.file}:{source.line}")
+        stack = read_stack(sys._getframe(1))
+        source = stack.source
+        if source is not None and stack.user is not None and _is_number(value):
+            count = count_readings(stack.user, stack.instruction)
+            more = f" ({count})" if count > 1 else ""
+            key = (TensorKind.REPORTED, f"{source.file}:{source.line}{more}")
             self._add(key, torch.tensor(value, dtype=tensor.dtype), source)
 
     def after_collective(self, kind: str, inputs: object, outputs: Sequence[torch.Tensor]) -> None:
@@ -285,6 +302,12 @@ class TrainingRecorder:
         self._values.add_scalar(key, tensor.detach().clone())
         if source is not None:
             self._values.sources.setdefault(key, source)
+
+    def _note_mode(self, name: str, module: nn.Module, _: object) -> None:
+        if torch.is_grad_enabled() and not is_in_backward():
+            known = self._values.modes.get(name)
+            modes = frozenset({module.training}) | (known.modes if known else frozenset())
+            self._values.modes[name] = ModuleMode(modes, draws_in_training(module))
 
     def _enter(self, *_: object) -> None:
         self._depth += 1
@@ -312,11 +335,14 @@ class TrainingRecorder:
         table |= {n: g for n, g in self._unclipped.items() if n not in self._used & table.keys()}
         self._on_gradients()
 
-    def _use_gradients(self, names: Collection[str]) -> None:
+    def _use_gradients(self, own: Mapping[str, torch.Tensor]) -> None:
         """Take the gradients of these parameters, which an optimizer is about to use."""
+        if is_in_backward():  # the gradients of others, that were read, are older than these
+            gradients = {name: _gradient_of(parameter) for name, parameter in own.items()}
+            self._unclipped |= _copy_all({n: g for n, g in gradients.items() if g is not None})
         table = self._values.tables[TensorKind.GRADIENT, ""]
-        table |= {name: self._unclipped[name] for name in names if name in self._unclipped}
-        self._used.update(names)
+        table |= {name: self._unclipped[name] for name in own if name in self._unclipped}
+        self._used.update(own)
 
     def _read_clipped(self, own: Collection[int] = ()) -> None:
         """Copy gradients after clipping: of the parameters `own`, and those not yet copied."""

@@ -16,6 +16,7 @@ from shardscope.parallel.equivalence import (
     MARKED,
     Mesh,
     ProbedStep,
+    RandomNumbers,
     Runs,
     StepResult,
     TracedWeights,
@@ -53,7 +54,7 @@ class Sample:
 class _RunOptions:
     """How the runs of a sample are made: in double precision, without random numbers."""
 
-    is_deterministic: bool
+    rng: RandomNumbers
     is_fp64: bool = True
     is_trained_only: bool = True  # calls of modules without gradients are left out
 
@@ -66,10 +67,10 @@ def take_samples(
     The first has the weights and inputs as they are. Random numbers are replaced by their mean if
     the step draws some. A sample with changed weights that fails is left out, and reported.
     """
-    is_deterministic = draws_numbers(version.model, version.task)
+    rng = RandomNumbers(is_replaced=draws_numbers(version.model, version.task))
     report_progress("tracing the weights")
     renamed = _trace_weights(version, report)
-    options = _RunOptions(is_deterministic)
+    options = _RunOptions(rng)
     report_progress("running the original and all ranks")
     try:
         first = _take_sample(version, renamed, options)
@@ -119,11 +120,10 @@ def _take_sample(
         probes.append(ModuleProbe(is_trained_only=options.is_trained_only))
         return ProbedStep(probes[-1])
 
-    is_deterministic = options.is_deterministic
     run = run_fp64 if options.is_fp64 else run_all
-    runs = run(version.model, version.task, is_deterministic=is_deterministic, probe=make_probe)
+    runs = run(version.model, version.task, rng=options.rng, probe=make_probe)
     ranks = version.run(
-        Variant(options.is_fp64, is_deterministic=is_deterministic),
+        Variant(options.is_fp64, rng=options.rng),
         ProbeSpec(renamed=renamed, is_local=True, is_trained_only=options.is_trained_only),
     )
     names = list(version.axes)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.training_hooks import watch_training
+from shardscope._torch.training_hooks import TrainingListener, watch_training
 from shardscope.parallel.equivalence import Declared, OriginalNames, StepResult
 from shardscope.record import Source
 
@@ -21,7 +21,7 @@ Contributions = list[dict[str, torch.Tensor]]
 
 
 @final
-class BackwardProbe:
+class BackwardProbe(TrainingListener):
     """Records the gradients that arrive at parameters, before the program can change them.
 
     The snapshots are named by the index of the backward pass and the parameter.
@@ -64,27 +64,6 @@ class BackwardProbe:
     def before_backward(self, _: object) -> None:
         """Begin with the next backward pass, unless it is one inside another."""
         self._index += not is_in_backward()
-
-    def after_backward(self) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def before_clipping(self) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def clip(self, _: object) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def before_optimizer(self, _: object) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def after_optimizer(self, _: object) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def read(self, _: object, __: object) -> None:
-        """Unused: gradients are recorded when they arrive."""
-
-    def after_collective(self, kind: str, inputs: object, outputs: object) -> None:
-        """Unused: gradients are recorded when they arrive."""
 
 
 def list_contributions(snapshots: Mapping[str, torch.Tensor]) -> Contributions:

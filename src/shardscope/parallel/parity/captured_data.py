@@ -8,12 +8,15 @@ computes from them, such as masks and counts of tokens, follows by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, final
 
 import torch
+
+# Functions that return a part of a tensor.
+_PARTS = frozenset(["__getitem__", "chunk", "index_select", "narrow", "split", "tensor_split"])
 
 
 class DataKey(NamedTuple):
@@ -142,6 +145,10 @@ def plan_data(
         values = [table[key].value for table in tables if key in table]
         if replaced.intersection(tensor.parents):
             replaced.add(key)
+            # Where a single process keeps its own data, it still takes a rank's share of it.
+            is_share = is_joined and _is_part(tensor, tables[0]) and len(values) == len(tables)
+            if is_share and all(value.shape == tensor.value.shape for value in values):
+                shared[key] = SharedData(tuple(values), tensor.origin)
         elif not is_joined:
             if tensor.origin is not DataOrigin.COMPUTED:
                 shared[key] = SharedData((tensor.value,), tensor.origin)
@@ -164,6 +171,15 @@ def _is_batch(tensor: DataTensor) -> bool:
     """Whether a tensor can be one of several samples, and not a number that a rank computes."""
     is_number = not tensor.parents and tensor.value.numel() <= 1
     return tensor.value.ndim > 0 and not is_number and not tensor.is_item
+
+
+def _is_part(tensor: DataTensor, tensors: Mapping[DataKey, DataTensor]) -> bool:
+    """Whether a tensor is some of the rows of another one, as `data[first:last]` is."""
+    parents = [tensors[parent].value for parent in tensor.parents if parent in tensors]
+    return tensor.key.function in _PARTS and any(
+        parent.ndim == tensor.value.ndim > 0 and parent.shape[1:] == tensor.value.shape[1:]
+        for parent in parents
+    )
 
 
 def group_by_data(ranks: Sequence[Sequence[DataTensor]]) -> list[list[int]]:

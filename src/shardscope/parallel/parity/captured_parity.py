@@ -21,7 +21,7 @@ from shardscope.parallel.equivalence import (
     make_cases,
 )
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
-from shardscope.parallel.parity.api import list_findings, make_parity
+from shardscope.parallel.parity.api import make_parity
 from shardscope.parallel.parity.captured_problems import (
     describe_loss,
     describe_stale,
@@ -38,6 +38,7 @@ from shardscope.parallel.parity.captured_steps import (
 )
 from shardscope.parallel.parity.captured_training import TrainingComparison, list_wrong
 from shardscope.parallel.parity.explanation import Explanation, list_names
+from shardscope.parallel.parity.findings import list_findings
 from shardscope.parallel.parity.locate import find_origins
 from shardscope.parallel.parity.problem import Problem
 from shardscope.parallel.parity.problems import find_problems
@@ -60,18 +61,20 @@ def compare_steps(
     replays: Replays,
     gaps: Sequence[Gap],
     training: TrainingComparison | None,
-) -> tuple[Recording, bool]:
+    *,
+    index: int = 0,
+) -> tuple[Recording, int | None]:
     """The recording of the comparison of captured steps with those of a single device.
 
-    The calls of the model in the first step are compared with replays of each rank's inputs,
-    `training` are entire steps. The second result is whether a comparison of modules would show
-    where a difference comes from.
+    The calls of the model in the step of this index are compared with replays of each rank's
+    inputs, `training` are entire steps. The second result is the step in which a comparison of
+    modules would show where a difference comes from, if there is one.
     """
     calls = _compare_calls(steps, plan, replays)
     problems = (
         [_describe_unequal(calls.unequal, calls.compared)]
         if calls.unequal
-        else _find_problems(calls, training, steps, plan, replays)
+        else _find_problems(calls, training, steps, plan, index)
     )
     has_data = training is not None and training.has_data
     is_dependent = _exchange_samples(training, plan)
@@ -83,7 +86,7 @@ def compare_steps(
     ]
     verdicts = [verdict for record in records for verdict in record.tensors]
     if training is not None:
-        verdicts = [replace(verdict, step=1) for verdict in verdicts]
+        verdicts = [replace(verdict, step=index + 1) for verdict in verdicts]
         result = training.make_result(has_exact=calls.result.has_exact)
         records.append(make_parity(result, plan.axes, problems, is_in_processes=True))
         verdicts += records[-1].tensors
@@ -107,7 +110,7 @@ def compare_steps(
         findings=tuple(findings),
         gaps=(*find_torch_gaps(), *gaps, *_find_gaps(steps, calls, plan, training)),
     )
-    return recording, not is_dependent and _can_locate(calls, plan)
+    return recording, None if is_dependent else _find_locatable(calls, plan, training, index)
 
 
 def _exchange_samples(training: TrainingComparison | None, plan: ReplayPlan) -> bool:
@@ -152,8 +155,13 @@ class _Calls(NamedTuple):
 
 
 def _compare_calls(steps: Sequence[CapturedStep], plan: ReplayPlan, replays: Replays) -> _Calls:
-    of_groups = [_compare_group(steps, plan, replays, index) for index in range(len(plan.groups))]
-    comparisons, factor = _compare_gradients(steps, plan, replays)
+    of_groups: list[list[TensorComparison]] = []
+    comparisons: list[TensorComparison] = []
+    factor = None
+    if not replays.is_failed:
+        groups = range(len(plan.groups))
+        of_groups = [_compare_group(steps, plan, replays, index) for index in groups]
+        comparisons, factor = _compare_gradients(steps, plan, replays)
     compared = [result for group in (*of_groups, comparisons) for result in group]
     unequal = _find_unequal_parameters(steps, plan, replays)
     origins = [] if unequal else _find_origins(steps, plan, replays, compared)
@@ -183,9 +191,12 @@ def _find_problems(
     training: TrainingComparison | None,
     steps: Sequence[CapturedStep],
     plan: ReplayPlan,
-    replays: Replays,
+    index: int,
 ) -> list[Problem]:
-    """Why tensors differ: what differs first, in the order in which a step computes them."""
+    """Why tensors differ: what differs first, in the order in which a step computes them.
+
+    `index` is the step of the calls.
+    """
     stale = describe_stale(steps)
     if stale is not None:
         return [stale]
@@ -199,8 +210,7 @@ def _find_problems(
         result = training.make_result(has_exact=calls.result.has_exact)
         return find_problems(result, plan.axes)
     problems = find_problems(calls.gradients.result, plan.axes)
-    single = replays.trainings[0]
-    if training is None or single is None:
+    if training is None:
         return problems
     result = training.make_result(has_exact=calls.result.has_exact)
     wrong = [
@@ -210,20 +220,31 @@ def _find_problems(
     ]
     if problems and (wrong or not training.has_data):
         return problems
-    if wrong and calls.gradients.comparisons:
+    if wrong and calls.gradients.comparisons and training.index == index:
         is_summed = calls.factor is not None
-        return [describe_loss(steps, single, plan, is_summed=is_summed, names=wrong)]
+        return [
+            describe_loss(
+                steps, training.single, plan, index=index, is_summed=is_summed, names=wrong
+            )
+        ]
     return find_problems(result, plan.axes)
 
 
-def _can_locate(calls: _Calls, plan: ReplayPlan) -> bool:
-    """Whether something differs of which a comparison of modules would show the origin.
+def _find_locatable(
+    calls: _Calls, plan: ReplayPlan, training: TrainingComparison | None, index: int
+) -> int | None:
+    """The step in which something differs of which a comparison of modules would show the origin.
 
-    It would not if weights differ, or only gradients that are averaged over different inputs.
+    It would not if weights differ, or only gradients that are averaged over different inputs. If
+    the calls of this step agree, it is a later one whose losses or gradients differ.
     """
     wrong = {result.case.kind for result in list_wrong(calls.compared)}
     has_origin = TensorKind.OUTPUT in wrong or len(plan.groups) == 1
-    return bool(wrong) and not calls.unequal and has_origin
+    if calls.unequal:
+        return None
+    if not wrong and training is not None and training.has_wrong_data:
+        return None if training.index == index else training.index
+    return index if wrong and has_origin else None
 
 
 def _make_runs(replays: Replays, read: Callable[[ReplayResult], StepResult]) -> Runs:

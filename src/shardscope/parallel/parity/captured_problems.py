@@ -29,6 +29,8 @@ from shardscope.record.ranks import list_ranks
 _CONSISTENT = 1e-2  # how far a gradient may be from another times their ratio
 _EQUAL = 1e-3  # how far factors may be apart that are taken for one
 _MAX_NUMBERS = 6  # that a finding lists
+Gradients = Sequence[Sequence[torch.Tensor | None]]
+"""Those that backward sends into the outputs of each call of the model."""
 
 
 def describe_loss(
@@ -36,14 +38,16 @@ def describe_loss(
     single: CapturedTraining,
     plan: ReplayPlan,
     *,
+    index: int,
     is_summed: bool,
     names: Sequence[str],
 ) -> Problem:
     """The problem of gradients that are right for each rank's samples, but not for all together.
 
-    `is_summed` says that gradients are summed over ranks with other samples, not averaged.
+    `index` is the step that was captured and differs. `is_summed` says that gradients are summed
+    over ranks with other samples, not averaged.
     """
-    factors = _find_factors(steps, single, plan, is_summed=is_summed)
+    factors = _find_factors(steps, single.output_gradients[index], plan, is_summed=is_summed)
     how = "sum" if is_summed else "mean"
     fact = (
         "The gradients of each rank are right for its own loss, and reduced over the ranks to "
@@ -59,7 +63,12 @@ def describe_loss(
         listed = ", ".join(f"{factor:.4g} on {name_ranks(group)}" for group, factor in factors)
         values = [factor for _, factor in factors]
         is_uniform = all(math.isclose(value, values[0], rel_tol=_EQUAL) for value in values)
-        if is_uniform and is_summed:
+        if is_uniform and math.isclose(values[0], 1.0, rel_tol=_EQUAL):
+            remedy = (
+                "Look for what is added to the loss, or to gradients, outside the model, and "
+                "depends on the samples of all ranks."
+            )
+        elif is_uniform and is_summed:
             clause = f"the loss of every rank has {values[0]:.4g} times the weight that it should"
             remedy = (
                 "Average the gradients (ReduceOp.AVG, or divide them by the number of ranks), or "
@@ -83,7 +92,7 @@ def describe_loss(
         remedy,
         phase=Phase.BACKWARD,
         names=tuple(names),
-        source=_find_source(steps[0].training.results[0], TensorKind.LOSS, "loss"),
+        source=_find_source(steps[0].training.results[index], TensorKind.LOSS, "loss"),
     )
 
 
@@ -123,7 +132,7 @@ def _find_source(result: StepResult, kind: TensorKind, name: str) -> Source | No
 
 def _find_factors(
     steps: Sequence[CapturedStep],
-    single: CapturedTraining,
+    of_single: Gradients,
     plan: ReplayPlan,
     *,
     is_summed: bool,
@@ -138,15 +147,12 @@ def _find_factors(
     for index, group in enumerate(groups):
         own = [call.gradients for call in steps[group[0]].calls]
         shapes = [[call.gradients for call in steps[g[0]].calls] for g in groups]
-        wanted = _choose_gradients(single.output_gradients, shapes, index, plan)
+        wanted = _choose_gradients(of_single, shapes, index, plan)
         factor = None if wanted is None else _find_common_ratio(own, wanted)
         if factor is None:
             return []
         factors.append((group, factor * share))
     return factors
-
-
-Gradients = Sequence[Sequence[torch.Tensor | None]]
 
 
 def _choose_gradients(

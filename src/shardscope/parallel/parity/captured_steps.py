@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import final
 
@@ -53,17 +53,17 @@ class CapturedCall:
 class CapturedTraining:
     """What was observed of entire steps, of a rank or of a single process.
 
-    `results` and `inputs` have an entry for each step: `inputs` the tensors of each call of the
-    model. `output_gradients` are those that backward sends into what each call of the first step
-    returns. `data` are the tensors that reach the model or the loss, and `problems` sentences on
-    those that could not be replaced. `data_parallel` has the groups of ranks over which gradients
-    are averaged. With `has_batch_norm` samples of a batch depend on each other; with
-    `has_accelerate_scheduler` the learning rate depends on the number of ranks on purpose.
+    `results`, `inputs` and `output_gradients` have an entry for each step: the tensors that each
+    call of the model gets, and the gradients that backward sends into what it returns. `data` are
+    the tensors that reach the model or the loss, and `problems` sentences on those that could not
+    be replaced. `data_parallel` has the groups of ranks over which gradients are averaged. With
+    `has_batch_norm` samples of a batch depend on each other; with `has_accelerate_scheduler` the
+    learning rate depends on the number of ranks on purpose.
     """
 
     results: list[StepResult] = field(default_factory=list)
     inputs: list[list[list[torch.Tensor]]] = field(default_factory=list)
-    output_gradients: list[list[torch.Tensor | None]] = field(default_factory=list)
+    output_gradients: list[list[list[torch.Tensor | None]]] = field(default_factory=list)
     data_parallel: list[tuple[int, ...]] = field(default_factory=list)
     has_batch_norm: bool = False
     has_accelerate_scheduler: bool = False
@@ -131,7 +131,8 @@ class ReplayResult:
     """What a single device computed: outputs and buffers of each group, and averaged gradients.
 
     `parameters` are the weights that it had. `probe` has recorded the modules in the calls of the
-    first group, if it was asked to.
+    first group, if it was asked to. `failure` says why the calls could not be replayed, as where
+    the inputs of a rank are parts that need those of the others; there are no results then.
     """
 
     outputs: list[list[tuple[str, torch.Tensor]]]
@@ -139,6 +140,7 @@ class ReplayResult:
     gradients: Tensors
     parameters: Tensors
     probe: ModuleProbe | None = None
+    failure: str = ""
 
 
 @final
@@ -155,6 +157,11 @@ class Replays:
     fp64: ReplayResult | None = None
     perturbed_fp64: ReplayResult | None = None
     trainings: Sequence[CapturedTraining | None] = (None,) * 4
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the calls of the model could not be replayed, and only entire steps compare."""
+        return bool(self.reference.failure or self.perturbed.failure)
 
 
 def plan_replay(
@@ -194,6 +201,14 @@ def plan_replay(
         ],
         [result.training.settings for result in steps[0].training.results],
     )
+
+
+def reorder_ranks(plan: ReplayPlan) -> ReplayPlan:
+    """The same plan, with the samples of the last group of ranks first."""
+    shared = {
+        key: replace(data, values=data.values[::-1]) for key, data in plan.data.shared.items()
+    }
+    return replace(plan, data=replace(plan.data, shared=shared))
 
 
 def _choose_gradients(ranks: Sequence[StepResult]) -> Tensors:

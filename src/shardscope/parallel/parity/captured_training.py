@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 
 import torch
 
+from shardscope.numerics import to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     Mesh,
     Runs,
@@ -26,6 +27,13 @@ from shardscope.parallel.parity.result import ParityResult
 from shardscope.record import TOLERABLE, Gap, TensorKind
 
 _LOSS = (TensorKind.LOSS, "loss")
+_SAME = 1e-4  # relative: how far sums in another order may be apart
+_MARGIN = 8.0  # times the noise
+_UNORDERED = (
+    "the loss depends on the order in which the samples of the ranks make one batch, as where it "
+    "pairs samples by their positions; so the loss and what depends on it were not compared, but "
+    "the gradients of each rank's own samples"
+)
 # What depends on the data that the single process is trained on.
 _OF_DATA = (TensorKind.LOSS, TensorKind.GRADIENT, TensorKind.REPORTED, TensorKind.COUNTER)
 
@@ -35,8 +43,8 @@ _OF_DATA = (TensorKind.LOSS, TensorKind.GRADIENT, TensorKind.REPORTED, TensorKin
 class TrainingComparison:
     """The comparisons of each step, and what was not compared.
 
-    `has_data` says whether the single process was trained on the samples of all ranks; otherwise
-    only what follows from given gradients was compared.
+    `single` is what was observed of the single process. `has_data` says whether it was trained on
+    the samples of all ranks; otherwise only what follows from given gradients was compared.
     """
 
     steps: list[list[TensorComparison]]
@@ -44,6 +52,15 @@ class TrainingComparison:
     ranks: list[Sequence[StepResult]]
     gaps: list[Gap]
     has_data: bool
+    single: CapturedTraining
+
+    @property
+    def has_wrong_data(self) -> bool:
+        """Whether losses, gradients or numbers differ, all of which follow from the data."""
+        index = self.index
+        return index is not None and any(
+            result.case.kind in _OF_DATA for result in list_wrong(self.steps[index])
+        )
 
     @property
     def is_right(self) -> bool:
@@ -101,10 +118,42 @@ def find_next_use(
     return None
 
 
+def depends_on_order(replays: Replays, reordered: CapturedTraining | None) -> bool:
+    """Whether the order in which samples of the ranks make one batch changes the first step.
+
+    `reordered` is the single process with another order. It does change where a program pairs
+    samples by their positions, and then no order is the right one.
+    """
+    if reordered is None or not reordered.results:
+        return False
+    first, *others = (
+        _flatten(single.results[0])
+        for single in (*replays.trainings, reordered)
+        if single is not None and single.results
+    )
+    distances = [float((row - first).norm()) for row in others if row.shape == first.shape]
+    noise = max(distances[:-1], default=0.0)
+    return bool(distances) and distances[-1] > max(_MARGIN * noise, _SAME * float(first.norm()))
+
+
+def _flatten(result: StepResult) -> torch.Tensor:
+    """The losses and gradients of a step in one row."""
+    gradients = [result.gradients[name] for name in sorted(result.gradients)]
+    tensors = [*result.training.scalars.get(_LOSS, ()), *gradients]
+    return torch.cat([torch.zeros(0), *(to_fp64_on_cpu(tensor).flatten() for tensor in tensors)])
+
+
 def compare_training(
-    ranks: Sequence[CapturedTraining], plan: ReplayPlan, replays: Replays
+    ranks: Sequence[CapturedTraining],
+    plan: ReplayPlan,
+    replays: Replays,
+    *,
+    is_order_unknown: bool = False,
 ) -> TrainingComparison | None:
-    """Compare the steps that all ranks and the single process have taken; None if there is none."""
+    """Compare the steps that all ranks and the single process have taken; None if there is none.
+
+    With `is_order_unknown`, what follows from the joined samples of the ranks is left out.
+    """
     reference, perturbed, fp64, perturbed_fp64 = replays.trainings
     if reference is None or perturbed is None:
         return None
@@ -115,6 +164,8 @@ def compare_training(
         run is not None and len(run.results) >= num_steps for run in (fp64, perturbed_fp64)
     )
     gaps = list(_find_data_gaps(ranks, plan, reference, num_steps))
+    if is_order_unknown:
+        gaps = [Gap(place="data", fact=_UNORDERED)]
     mesh = _find_mesh(ranks, plan)
     steps: list[list[TensorComparison]] = []
     references: list[StepResult] = []
@@ -138,7 +189,9 @@ def compare_training(
         [_accept_own_loss(result, results) for result in step]
         for step, results in zip(accepted, of_ranks, strict=True)
     ]
-    return TrainingComparison(accepted, references, of_ranks, gaps, has_data=not gaps)
+    return TrainingComparison(
+        accepted, references, of_ranks, gaps, has_data=not gaps, single=reference
+    )
 
 
 class _Step(NamedTuple):

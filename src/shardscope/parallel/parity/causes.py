@@ -8,6 +8,7 @@ dims and orders). A cause counts only if it explains the values up to the noise 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -61,6 +62,8 @@ def explain(
         return Explanation(Suspect.STALE, comparison.verdict.detail)
     if case.target is None or not comparison.full:
         return UNKNOWN
+    if len(case.ranks) != math.prod(axes.values()):  # some ranks of the mesh do not have it
+        axes = dict(zip(axes, case.sizes, strict=True))
     first = Evidence(
         comparison,
         axes,

@@ -5,49 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import torch
-from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
 from shardscope.parallel.equivalence import (
-    AS_IT_IS,
+    DRAWN,
     MARKED,
     Case,
     Key,
     Mesh,
-    Probe,
-    ProbedStep,
+    RandomNumbers,
     Runs,
     StepResult,
-    Task,
     TensorComparison,
     TracedWeights,
     Variant,
     compare_case,
-    draws_numbers,
+    find_common_seeds,
     find_stages,
     is_cleared,
     is_unclear,
     make_cases,
-    ranks_across,
     run_all,
     run_fp64,
-    run_task,
 )
-from shardscope.parallel.parity.attached_loss import find_attached_factor
-from shardscope.parallel.parity.backward_probe import (
-    BackwardProbe,
-    Contributions,
-    list_contributions,
-    sum_contributions,
-)
-from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.collectives import take_collectives
 from shardscope.parallel.parity.explanation import list_names
-from shardscope.parallel.parity.first_op import WrongOp, find_first_wrong_op
-from shardscope.parallel.parity.locate import find_origins, find_output_layout
+from shardscope.parallel.parity.locator import Locator
 from shardscope.parallel.parity.moments import (
     StepComparison,
     choose_moment,
@@ -57,68 +42,21 @@ from shardscope.parallel.parity.moments import (
     list_wrong,
     without_parameters,
 )
-from shardscope.parallel.parity.probe import (
-    OUTSIDE,
-    ModuleProbe,
-    OpProbe,
-    ProbePoint,
-    ProbeSpec,
-    Role,
-)
 from shardscope.parallel.parity.recheck import (
+    ONLY_IN_OWN,
     accept_own_values,
     is_coarse,
     recheck_fp64,
     recheck_without_rng,
 )
-from shardscope.parallel.parity.result import (
-    OF_MODEL,
-    Origin,
-    OriginKind,
-    ParityResult,
-)
+from shardscope.parallel.parity.result import ParityResult
 from shardscope.parallel.parity.scale_causes import find_scaling
 from shardscope.parallel.parity.ties import find_broken_ties
-from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
-
-Report = Callable[[str, str], None]
-"""Takes gaps: the place, and the fact."""
+from shardscope.parallel.parity.version import Report, Version
+from shardscope.record import TOLERABLE, Agreement, Suspect, TensorKind
 
 # Parameters may rightly have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
-# What differs first if the code outside the modules computes a loss or changes gradients.
-_OUTSIDE_MODULES = (OriginKind.LOSS, OriginKind.GRADIENT_OF_PARAMETER)
-_MAX_BACKWARDS = 16  # micro-batches whose gradients are kept apart
-_MAX_MASKED = 8  # shards; the single device runs once for each
-
-
-class Version(Protocol):
-    """A parallel version of a model, of which all ranks can be run in any variant."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The original model."""
-
-    @property
-    def axes(self) -> Mapping[str, int]:
-        """Names and sizes of the mesh axes."""
-
-    @property
-    def task(self) -> Task:
-        """The step to run."""
-
-    @property
-    def batch_axes(self) -> Sequence[str]:
-        """The mesh axes along which the batch is sharded."""
-
-    @property
-    def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded along the batch axes."""
-
-    def run(
-        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
-    ) -> list[list[StepResult]]:
-        """The results of each rank, a list over steps."""
 
 
 def check_parity(
@@ -131,23 +69,23 @@ def check_parity(
     """Run and compare both versions, and locate the first difference, if any."""
     session = _Session(version, precision, report, report_progress)
     steps = session.compare()
-    is_deterministic = False
-    if find_first_wrong(steps) is not None and draws_numbers(version.model, version.task):
-        steps, is_deterministic = session.compare_without_rng(steps)
+    rng = DRAWN
+    if find_first_wrong(steps) is not None and session.has_drawn:
+        steps, rng = session.compare_without_rng(steps)
     index = find_first_wrong(steps)
     if index is None:
         return ParityResult(
             without_parameters(steps[0].comparisons),
             steps[0].reference,
             session.has_exact,
+            ranks=steps[0].ranks,
             steps=[without_parameters(step.comparisons) for step in steps],
             is_training=version.task.training is not None,
         )
     step = steps[index]
     # If ranks drew different numbers, keep the RNG, to locate the draw.
-    is_deterministic &= not any(
-        result.verdict.suspect is Suspect.RANDOMNESS for result in list_wrong(step.comparisons)
-    )
+    if any(r.verdict.suspect is Suspect.RANDOMNESS for r in list_wrong(step.comparisons)):
+        rng = DRAWN
     parity_result = ParityResult(
         step.comparisons,
         step.reference,
@@ -162,7 +100,7 @@ def check_parity(
         is_training=version.task.training is not None,
         previous=steps[index - 1].reference if index else None,
     )
-    return session.locate(parity_result, is_deterministic=is_deterministic)
+    return session.make_locator(rng).locate(parity_result)
 
 
 @final
@@ -179,6 +117,8 @@ class _Session:
         self._report = report
         self._report_progress = report_progress
         self.has_exact = True  # both versions run in double precision
+        self.has_drawn = False  # random numbers that may differ between the versions
+        self.kept_seeds: frozenset[int] = frozenset()  # of generators that draw the same in both
         self._traced: TracedWeights | None = None
         self._is_clear = False  # names and shapes determine which rank holds which weights
 
@@ -189,26 +129,28 @@ class _Session:
             version.batch_dim,
         )
 
-    def compare(self, *, is_deterministic: bool = False) -> list[StepComparison]:
+    def compare(self, rng: RandomNumbers = DRAWN) -> list[StepComparison]:
         """The comparisons of each step."""
         version = self._version
         self._report_progress("running the original")
         runs = run_all(
             version.model,
             version.task,
-            is_deterministic=is_deterministic,
+            rng=rng,
             precision=self._precision,
             report=self._report,
         )
         self.has_exact &= runs[0].fp64 is not None
         self._report_progress("running all ranks")
-        ranks = _list_by_step(version.run(Variant(is_deterministic=is_deterministic)))
+        ranks = _list_by_step(version.run(Variant(rng=rng)))
+        if rng == DRAWN:
+            self._note_draws(runs, ranks)
         self._trace_weights(runs[0].reference, ranks[0])
         steps = list(map(self._compare_step, runs, ranks))
         if self.has_exact and self._is_unsure(steps):
-            steps = self._reconsider(steps, is_deterministic=is_deterministic)
+            steps = self._reconsider(steps, rng)
         for single, step_ranks in zip(runs, ranks, strict=True):
-            self._report_cleared([single.reference, *step_ranks])
+            self._report_uncompared([single.reference, *step_ranks])
         stages = find_stages(runs[0].reference.parameters, ranks[0])
         accepted = accept_own_values(
             [step.comparisons for step in steps],
@@ -252,8 +194,14 @@ class _Session:
             list(find_broken_ties(runs.reference, resolved)),
         )
 
-    def _report_cleared(self, step_results: Sequence[StepResult]) -> None:
-        """Report a gap if gradients were computed, but none is left to compare."""
+    def _report_uncompared(self, step_results: Sequence[StepResult]) -> None:
+        """Report gaps: outputs that cannot be kept, and gradients of which none is left."""
+        if any(run.num_transformed for run in step_results):
+            self._report(
+                "outputs",
+                "not compared where the step calls the model in a transform of torch.func, such as "
+                "vmap; what it computes from them is",
+            )
         if all(run.num_backwards and is_cleared(run.gradients.values()) for run in step_results):
             self._report(
                 "gradients",
@@ -261,251 +209,48 @@ class _Session:
                 "after zero_grad(); call zero_grad() at the start of the step instead",
             )
 
-    def compare_without_rng(self, steps: list[StepComparison]) -> tuple[list[StepComparison], bool]:
-        """The verdicts after runs without random numbers, and whether those runs succeeded."""
+    def _note_draws(self, runs: Sequence[Runs], ranks: Sequence[Sequence[StepResult]]) -> None:
+        """Note whether a run has drawn numbers, and which generators draw the same in all runs."""
+        steps = zip(runs, ranks, strict=True)
+        self.kept_seeds, self.has_drawn = find_common_seeds(
+            [[result.draws for result in (single.reference, *rest)] for single, rest in steps]
+        )
+
+    def compare_without_rng(
+        self, steps: list[StepComparison]
+    ) -> tuple[list[StepComparison], RandomNumbers]:
+        """The verdicts after runs without random numbers, and how these got theirs."""
+        rng = RandomNumbers(is_replaced=True, kept_seeds=self.kept_seeds)
         try:
-            deterministic = self.compare(is_deterministic=True)
+            deterministic = self.compare(rng)
         except (RankError, CollectiveError, ParityError) as error:
             fact = f"a run without random numbers failed ({error!s:.200})"
             self._report("randomness", fact)
-            return steps, False
+            return steps, DRAWN
         return [
             replace(
                 step, comparisons=recheck_without_rng(step.comparisons, _by_key(again.comparisons))
             )
             for step, again in zip(steps, deterministic, strict=True)
-        ], True
+        ], rng
 
     def find_missing_elements(self) -> Mapping[str, str]:
         """Weights of which no rank holds some elements."""
         return {} if self._traced is None else self._traced.find_missing_elements()
 
-    def locate(self, parity_result: ParityResult, *, is_deterministic: bool) -> ParityResult:
-        """Add where the versions diverge; in double precision if both versions run in it."""
-        self._report_progress("locating the first module that differs")
-        probes: list[ModuleProbe] = []
-
-        def make_probe() -> ModuleProbe:
-            probes.append(ModuleProbe())
-            return probes[-1]
-
-        index = parity_result.index
-        recorded = self._run_with_probes(
-            ProbeSpec(renamed=self._renamed, step=index),
-            make_probe,
-            is_deterministic=is_deterministic,
-        )
-        if recorded is None:
-            return parity_result
-        runs, (ranks, collectives) = recorded[0], take_collectives(recorded[1])
-        is_of_model = any(
-            result.case.kind in OF_MODEL for result in list_wrong(parity_result.comparisons)
-        )
-        origins = (
-            find_origins(runs, ranks, self._mesh, probes[0], gradients=parity_result.comparisons)
-            if is_of_model
-            else []
-        )
-        origins = [
-            self._test_own_shard(origin, runs, ranks, index, is_deterministic=is_deterministic)
-            for origin in origins
-        ]
-        origins = [
-            self._test_attached_loss(origin, index, is_deterministic=is_deterministic)
-            for origin in origins
-        ]
-        del recorded, runs, ranks
-        op = self._find_op(origins, index, is_deterministic=is_deterministic)
-        return replace(
-            parity_result,
-            origins=origins,
-            types=probes[0].types,
-            op=op,
-            collectives=collectives,
-            contributions=self._find_contributions(parity_result, origins),
-        )
-
-    def _find_contributions(
-        self, parity_result: ParityResult, origins: Sequence[Origin]
-    ) -> Contributions:
-        """What each micro-batch adds to gradients, if outputs agree: on the single device, or,
-        if that computes all samples at once, on the ranks together.
-        """
-        wrong = list_wrong(parity_result.comparisons)
-        has_wrong_gradients = any(result.case.kind is TensorKind.GRADIENT for result in wrong)
-        is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
-        if is_forward or not has_wrong_gradients:
-            return []
-        version, variant = self._version, Variant(is_fp64=self.has_exact)
-        if 1 < parity_result.reference.num_backwards <= _MAX_BACKWARDS:
-            probe = BackwardProbe()
-            probed = ProbedStep(probe, parity_result.index)
-            run_task(version.model, version.task, variant, probed=probed)
-            return list_contributions(probe.snapshots)
-        if not 1 < max(rank.num_backwards for rank in parity_result.ranks) <= _MAX_BACKWARDS:
-            return []
-        spec = ProbeSpec(renamed=self._renamed, step=parity_result.index, is_backward=True)
-        try:
-            ranks = version.run(variant, spec)
-        except (RankError, CollectiveError):  # they ran before, and their verdicts stand
-            return []
-        return sum_contributions([steps[parity_result.index] for steps in ranks])
-
-    def _test_own_shard(
-        self,
-        origin: Origin,
-        runs: Runs,
-        ranks: Sequence[StepResult],
-        step: int,
-        *,
-        is_deterministic: bool,
-    ) -> Origin:
-        """Test whether each rank's gradient comes only from its own shard of the output.
-
-        It does if it equals the single device's gradient when the gradient of the module's
-        output is zero outside that shard.
-        """
-        case, layout, module = origin.comparison.case, origin.comparison.layout, origin.module
-        shards = [tensor for tensor in case.ranks if tensor is not None]
-        point = ProbePoint(Phase.FORWARD, Role.OUTPUT, module or "", 0, "").encode()
-        output, outputs = (
-            runs.reference.snapshots.get(point),
-            [rank.snapshots.get(point) for rank in ranks],
-        )
-        output_shards = [tensor for tensor in outputs if tensor is not None]
-        is_backward = origin.kind in (OriginKind.GRADIENT_OF_OUTPUT, OriginKind.GRADIENT_OF_INPUT)
-        is_complete = output is not None and len(shards) == len(output_shards) == len(ranks)
-        if not is_backward or module is None or layout is None or case.calls or not is_complete:
-            return origin
-        if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
-            return origin
-        assert output is not None
-        output_layout = find_output_layout(runs, ranks, self._mesh, module)
-        if output_layout is None or case.floor is None:
-            return origin
-        indices = torch.arange(output.numel()).reshape(output.shape)
-        shard_indices = output_layout.split(indices, output_shards)
-        limit = case.floor.scale_by(4.0)
-
-        def is_limited(lines: Sequence[Sequence[int]]) -> bool:
-            """Whether gradients come only from what the ranks of each line hold together."""
-            for line in lines:
-                mask = torch.zeros(output.numel(), dtype=output.dtype)
-                for rank in line:
-                    mask[shard_indices[rank].flatten()] = 1
-                probe = ModuleProbe((module, mask.reshape(output.shape)))
-                variant = Variant(self.has_exact, is_deterministic=is_deterministic)
-                probed = ProbedStep(probe, step)
-                run_task(self._version.model, self._version.task, variant, probed=probed)
-                gradient = probe.snapshots.get(case.name)
-                if gradient is None:
-                    return False
-                parts = layout.split(gradient.cpu(), shards)
-                if not all(limit.covers(shards[rank], parts[rank]) for rank in line):
-                    return False
-            return True
-
-        for axis, dim in enumerate(output_layout.dims):
-            lines = ranks_across(self._mesh.sizes, axis)
-            if dim is not None and 1 < len(lines) <= _MAX_MASKED and is_limited(lines):
-                dims = tuple(
-                    dim if index == axis else None for index, dim in enumerate(output_layout.dims)
-                )
-                return replace(origin, own_shard=replace(output_layout, dims=dims))
-        return origin
-
-    def _test_attached_loss(self, origin: Origin, step: int, *, is_deterministic: bool) -> Origin:
-        """Test whether a gradient is off by a multiple of that of a loss inside the module."""
-        if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
-            return origin
-        variant = Variant(self.has_exact, is_deterministic=is_deterministic)
-
-        def run_single(probe: ModuleProbe) -> None:
-            version = self._version
-            run_task(version.model, version.task, variant, probed=ProbedStep(probe, step))
-
-        return replace(origin, attached_factor=find_attached_factor(origin, run_single))
-
-    def _find_op(
-        self, origins: Sequence[Origin], step: int, *, is_deterministic: bool
-    ) -> WrongOp | None:
-        """The first op that differs in the module of the origin, or outside of modules."""
-        if all(origin.kind in _OUTSIDE_MODULES for origin in origins):
-            module = OUTSIDE if self._version.task.training is not None else None
-        else:
-            module = origins[0].module if origins[0].phase is Phase.FORWARD else None
-        if module is None:
-            return None
-        self._report_progress("locating the first op")
-        probes: list[OpProbe] = []
-
-        def make_probe() -> OpProbe:
-            probes.append(OpProbe(module))
-            return probes[-1]
-
-        recorded = self._run_with_probes(
-            ProbeSpec(module, self._renamed, step), make_probe, is_deterministic=is_deterministic
-        )
-        # Calls on different parts of the batch cannot be compared op by op.
-        if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
-            return None
-        op = find_first_wrong_op(*recorded, self._mesh, probes[0].consumers)
-        # Outside the modules, an op with wrong inputs shows only that something before it differs.
-        has_wrong_inputs = op is not None and any(
-            taken.verdict.agreement not in TOLERABLE for taken in op.inputs
-        )
-        # Nor does one that is called in place of another, as a loss may be computed in other ways.
-        is_other = op is not None and not op.inputs and not op.outputs
-        if op is None or (module == OUTSIDE and (has_wrong_inputs or is_other)):
-            return None
-        return self._blame_collective(op)
-
-    def _blame_collective(self, op: WrongOp) -> WrongOp:
-        """The op with its result after a collective, if before it each rank has its right part."""
-        if not op.communicated or not op.outputs:
-            return op
-        cause = explain(op.outputs[0], self._version.axes, is_forward=True)
-        is_right_part = cause.suspect is Suspect.MISSING_REDUCTION and bool(cause.reduction)
-        if not is_right_part:
-            return op
-        return replace(op, outputs=op.communicated, source=op.collective_source)
-
-    def _run_with_probes(
-        self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
-    ) -> tuple[Runs, list[StepResult]] | None:
-        """The runs of the single device, and the ranks' results, of the step that is probed."""
-        version, is_fp64, step = self._version, self.has_exact, probe_spec.step
-        try:
-            ranks = version.run(
-                Variant(is_fp64=is_fp64, is_deterministic=is_deterministic), probe_spec
-            )
-        except (RankError, CollectiveError) as error:
-            what = "modules" if probe_spec.ops_in is None else "ops"
-            fact = f"the ranks fail while their {what} are recorded ({error!s:.200})"
-            self._report("the first difference", fact)
-            return None
-        run = run_fp64 if is_fp64 else run_all
-        try:
-            singles = run(
-                version.model,
-                version.task,
-                is_deterministic=is_deterministic,
-                probe=lambda: ProbedStep(make_probe(), step),
-            )
-        except Exception as error:  # noqa: BLE001 - it ran before, and its verdicts stand
-            fact = (
-                f"the original fails while it is recorded ({type(error).__name__}: {error!s:.160})"
-            )
-            self._report("the first difference", fact)
-            return None
-        return singles[step], [steps[step] for steps in ranks]
-
-    @property
-    def _renamed(self) -> dict[int, dict[str, str]]:
+    def make_locator(self, rng: RandomNumbers) -> Locator:
+        """What finds the first difference, with runs that get random numbers in this way."""
         traced = self._traced
-        if traced is None:
-            return {}
-        return {rank: traced.rename_modules(rank) for rank in range(math.prod(self._mesh.sizes))}
+        ranks = range(math.prod(self._mesh.sizes))
+        renamed = {} if traced is None else {rank: traced.rename_modules(rank) for rank in ranks}
+        return Locator(
+            self._version,
+            self._mesh,
+            renamed,
+            Variant(is_fp64=self.has_exact, rng=rng),
+            self._report,
+            self._report_progress,
+        )
 
     def _trace_weights(self, reference: StepResult, ranks: Sequence[StepResult]) -> None:
         """Find out which weights each rank holds, if names and shapes do not determine it."""
@@ -592,14 +337,12 @@ class _Session:
         added = {name for rank in ranks for name in rank.added}
         return any(name.startswith(tuple(prefixes)) for name in added)
 
-    def _reconsider(
-        self, steps: list[StepComparison], *, is_deterministic: bool
-    ) -> list[StepComparison]:
+    def _reconsider(self, steps: list[StepComparison], rng: RandomNumbers) -> list[StepComparison]:
         """Repeat the comparison in double precision, where noise may hide or mimic an error."""
         version = self._version
         self._report_progress("running all ranks in double precision")
         try:
-            ranks = version.run(Variant(is_fp64=True, is_deterministic=is_deterministic))
+            ranks = version.run(Variant(is_fp64=True, rng=rng))
         except (RankError, CollectiveError) as error:
             self.has_exact = False
             self._report(
@@ -608,12 +351,22 @@ class _Session:
                 "distinguished from other differences",
             )
             return steps
-        fp64 = run_fp64(version.model, version.task, is_deterministic=is_deterministic)
+        fp64 = run_fp64(version.model, version.task, rng=rng)
         exact = list(map(self._compare_step, fp64, _list_by_step(ranks)))
-        return [
+        rechecked = [
             replace(again, comparisons=recheck_fp64(step.comparisons, _by_key(again.comparisons)))
             for step, again in zip(steps, exact, strict=True)
         ]
+        others = [
+            r for step in rechecked for r in step.comparisons if r.verdict.detail == ONLY_IN_OWN
+        ]
+        if others:
+            names = list_names([result.case.name or "the output" for result in others])
+            self._report(
+                "double precision",
+                f"not compared in it, as the original gives other results in it: {names}",
+            )
+        return rechecked
 
 
 def _list_by_step(ranks: Sequence[Sequence[StepResult]]) -> list[list[StepResult]]:

@@ -29,7 +29,8 @@ from shardscope._torch.dispatch import (
     op_schema,
 )
 from shardscope._torch.dtensor import quiet_collectives
-from shardscope._torch.training_hooks import unwatched, watch_training
+from shardscope._torch.storage import is_transformed
+from shardscope._torch.training_hooks import TrainingListener, unwatched, watch_training
 from shardscope.attribution.call_sites import read_stack
 from shardscope.parallel.equivalence import (
     Declared,
@@ -92,7 +93,7 @@ class ProbePoint(NamedTuple):
 
 
 @final
-class ModuleProbe:
+class ModuleProbe(TrainingListener):
     """Records the full tensors that modules take and return, and their gradients.
 
     With `is_local` it records what the rank has of them, and gradients of inputs as hooks before
@@ -190,27 +191,9 @@ class ModuleProbe:
             oldest = next(iter(self._communicated))
             del self._communicated[oldest], self.snapshots[oldest], self.sources[oldest]
 
-    def before_backward(self, _: object) -> None:
-        """Unused: gradients have hooks."""
-
-    def after_backward(self) -> None:
-        """Unused: gradients have hooks."""
-
-    def before_clipping(self) -> None:
-        """Unused: clipping is in no module."""
-
-    def clip(self, _: object) -> None:
-        """Unused: clipping is in no module."""
-
-    def before_optimizer(self, _: object) -> None:
-        """Unused: optimizers are in no module."""
-
     def after_optimizer(self, _: object) -> None:
         """Stop to record evaluations: what is wrong in them may follow from wrong updates."""
         self._is_updated = True
-
-    def read(self, _: object, __: object) -> None:
-        """Unused: numbers that are read are in no module."""
 
     def _before_hooks(
         self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -259,7 +242,7 @@ class ModuleProbe:
         If hooks of the module turned the tensor that it was `passed` into this one, record the
         gradient of that tensor: their backward may reduce it.
         """
-        if self._is_updated and not torch.is_grad_enabled():
+        if (self._is_updated and not torch.is_grad_enabled()) or is_transformed(tensor):
             return
         points = self._points.setdefault(id(tensor), [])
         known = (
@@ -326,7 +309,7 @@ def copy_local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @final
-class OpProbe:
+class OpProbe(TrainingListener):
     """Records the full tensors that ops take and return in the code of one module, or `OUTSIDE`.
 
     Ops of the modules that it calls are left out, and those of optimizers. `consumers` maps the
@@ -383,21 +366,6 @@ class OpProbe:
     def after_optimizer(self, _: object) -> None:
         """An optimizer has stepped."""
         self._num_in_optimizer -= 1
-
-    def before_backward(self, _: object) -> None:
-        """Unused: ops of backward are left out."""
-
-    def after_backward(self) -> None:
-        """Unused: ops of backward are left out."""
-
-    def before_clipping(self) -> None:
-        """Unused: clipping calls ops."""
-
-    def clip(self, _: object) -> None:
-        """Unused: clipping calls ops."""
-
-    def read(self, _: object, __: object) -> None:
-        """Unused: reading a value is no op that could differ."""
 
     def after_collective(
         self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

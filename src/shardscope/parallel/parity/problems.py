@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from shardscope.parallel.equivalence import EVALUATION, TensorComparison
+from shardscope.parallel.parity.call_problems import find_call_problem
 from shardscope.parallel.parity.evidence import is_noise
 from shardscope.parallel.parity.explanation import (
     OWN_VALUES,
@@ -72,6 +73,9 @@ def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[
     ]
     if not wrong:
         return []
+    of_calls = find_call_problem(wrong)
+    if of_calls is not None:
+        return [of_calls]
     # An evaluation after the optimizer's step follows from what is wrong before it.
     before = [result for result in wrong if not _is_evaluation(result)]
     wrong = before or wrong

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
 from shardscope.parallel.equivalence import AS_IT_IS, StepResult, Variant
-from shardscope.parallel.parity.pipeline import Version
 from shardscope.parallel.parity.probe import ProbeSpec
+from shardscope.parallel.parity.version import Version
 from shardscope.parallel.parity.versions import share_equal_tensors
 
 _TIMEOUT = timedelta(minutes=5)  # of collectives

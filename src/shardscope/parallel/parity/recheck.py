@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from shardscope.numerics import to_fp64_on_cpu
+from shardscope.numerics import Distance, epsilon, to_fp64_on_cpu
 from shardscope.parallel.equivalence import (
     OF_A_RANK,
     Key,
@@ -22,17 +22,21 @@ from shardscope.parallel.equivalence import (
     ranks_along,
 )
 from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.evidence import list_sizes
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 
 CONFIRMED = "agrees in double precision too"
 """The detail of a tensor that agrees in both precisions."""
 AGREES_IN_FP64 = "agrees in double precision"
 """What the detail of a tensor ends with that is less accurate, and agrees in double precision."""
+ONLY_IN_OWN = "agrees in its own precision; the single device's result in double is another"
+"""The detail of a tensor of which double precision says nothing, as the original differs in it."""
 _COARSE = 1e-4  # a machine epsilon that may hide an error
 _MAX_ROUNDING = 0.5  # the relative error above which a tensor has other values, not rounded ones
 _NOISY = 1e-3  # a relative noise that may hide an error
 _LEAST_FP64 = 1e-10  # the relative error in double precision below which it is rounding
 _MAX_SAMPLES = 1024  # largest number of samples that are compared pairwise
+_EXACT = 1e-4  # how far from a multiple a number may be
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
 
@@ -89,7 +93,10 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
             result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
         )
         return dataclasses.replace(result, verdict=verdict)
-    if is_close and fp64_agreement in _NUMERIC and not _is_fp64_rounding(fp64_result):
+    if is_close and fp64_agreement in _NUMERIC and result.is_near_own:
+        verdict = replace(result.verdict, detail=ONLY_IN_OWN)
+        return dataclasses.replace(result, verdict=verdict)
+    if is_close and fp64_agreement in _NUMERIC and not _is_fp64_rounding(result, fp64_result):
         dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
         verdict = replace(
             fp64_result.verdict,
@@ -106,13 +113,23 @@ def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> T
     return dataclasses.replace(fp64_result, verdict=result.verdict, dtype=result.dtype)
 
 
-def _is_fp64_rounding(fp64_result: TensorComparison) -> bool:
+def _is_fp64_rounding(result: TensorComparison, fp64_result: TensorComparison) -> bool:
     """Whether an error in double precision is one of its rounding, however little is expected.
 
-    An optimizer that divides by the size of a gradient makes rounding of small gradients larger.
+    An optimizer that divides by the size of a gradient makes rounding of small gradients larger. A
+    gradient that is zero in exact arithmetic may, by chance, be the same in perturbed runs: the
+    noise of `result`, in the model's own precision, says how large its rounding can be.
     """
     verdict, floor = fp64_result.verdict, fp64_result.case.floor
-    if verdict.error is None or verdict.max_error is None or floor is None:
+    if verdict.max_error is None or floor is None:
+        return False
+    rms = verdict.max_error if verdict.error is None else verdict.error * floor.scale
+    own, reference = result.case.floor, result.case.reference
+    if own is not None and reference is not None:
+        finer = own.scale_by(epsilon(torch.float64) / epsilon(reference.dtype))
+        if finer.allows(Distance(rms, verdict.max_error)):
+            return True
+    if verdict.error is None:
         return False
     return verdict.error <= _LEAST_FP64 and verdict.max_error <= _LEAST_FP64 * floor.top
 
@@ -218,7 +235,7 @@ def accept_own_values(
         is_trained = is_right and has_gradients
         logged = reference.find_logged()
         accepted = (
-            _accept_reading(_accept_stage(result, stages), logged, is_right=is_trained)
+            _accept_reading(_accept_stage(result, stages), axes, logged, is_right=is_trained)
             for result in step
         )
         decided.append([_accept(result, axes, is_right=is_trained) for result in accepted])
@@ -260,14 +277,31 @@ def _accept_own_part(result: TensorComparison, axes: Mapping[str, int]) -> Tenso
 
 
 def _accept_reading(
-    result: TensorComparison, logged: Collection[Key], *, is_right: bool
+    result: TensorComparison, axes: Mapping[str, int], logged: Collection[Key], *, is_right: bool
 ) -> TensorComparison:
+    """Accept a number that is no loss or norm, or a sum over ranks that may be divided later."""
     case = result.case
     is_read = case.kind is TensorKind.REPORTED and not case.name.startswith("returned")
     is_wrong = result.verdict.agreement not in TOLERABLE
-    if not is_right or not is_read or not is_wrong or (case.kind, case.name) in logged:
+    if not is_right or not is_read or not is_wrong:
         return result
+    if (case.kind, case.name) in logged:
+        number = _find_multiple(result, axes)
+        is_multiple = result.verdict.agreement is Agreement.DIFFERS and number is not None
+        return call_close(result, f"summed over {number} ranks") if is_multiple else result
     return call_close(result, "neither a loss nor a norm; all that is trained agrees")
+
+
+def _find_multiple(result: TensorComparison, axes: Mapping[str, int]) -> int | None:
+    """The number of ranks that a number is a multiple by on every rank; None if there is none."""
+    target = result.case.target
+    if target is None or not result.full or not bool(target.all()):
+        return None
+    ratios = torch.cat([full.double().reshape(-1) / target.reshape(-1) for full in result.full])
+    return next(
+        (size for _, size in list_sizes(axes) if bool(((ratios / size - 1).abs() < _EXACT).all())),
+        None,
+    )
 
 
 def _is_scalar_state(result: TensorComparison) -> bool:
@@ -313,12 +347,17 @@ def call_close(result: TensorComparison, detail: str) -> TensorComparison:
 
 
 def _accept_stage(result: TensorComparison, stages: Sequence[Sequence[int]]) -> TensorComparison:
-    """Accept an output that agrees on the ranks of one pipeline stage, the last."""
-    is_wrong = result.verdict.agreement not in TOLERABLE and result.case.reference is not None
+    """Accept an output that agrees on the ranks of one pipeline stage, the last.
+
+    Or that the single device does not have, and one stage, such as the last, does not have either.
+    """
+    is_wrong = result.verdict.agreement not in TOLERABLE
     if result.case.kind is not TensorKind.OUTPUT or not is_wrong or len(stages) < 2:
         return result
     for stage in stages:
         case = result.case.choose_ranks(stage)
+        if result.case.reference is None and not any(tensor is not None for tensor in case.ranks):
+            return call_close(result, "an output of another pipeline stage than the last")
         if None not in case.ranks and compare_case(case).verdict.agreement in TOLERABLE:
             return call_close(result, "agrees on the ranks that have the last modules")
     return result

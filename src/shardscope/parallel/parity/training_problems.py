@@ -188,8 +188,8 @@ class TrainingProblems:
         ratio = None
         is_common = True
         for result in wrong:
-            single = _target(result).tolist()
-            ranks = [full.tolist() for full in result.full] or [single]
+            single = _target(result).reshape(-1).tolist()
+            ranks = [full.reshape(-1).tolist() for full in result.full] or [single]
             index = next(i for i in range(len(single)) if any(r[i] != single[i] for r in ranks))
             values = [rank[index] for rank in ranks]
             is_common = is_common and len(set(values)) == 1

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
-from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.snapshot import preserved_random_state, seed_generators, seed_torch
 from shardscope._torch.training_hooks import unwatched
 from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError
@@ -120,6 +120,7 @@ class EagerVersion:
                 probed=probed,
                 optimizer=optimizer,
                 mesh=mesh,
+                has_observer=variant.is_observed and probed is None,
             )
             tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
         return [
@@ -381,7 +382,7 @@ class PartitionedVersion:
         with variant.applied(model_copy, self.task) as applied, torch.no_grad():
             values = self._values(model_copy, applied.inputs, variant)
             local_values = shard_values(program.graph, program.mesh, values)[rank]
-            torch.manual_seed(self.task.seed)
+            seed_torch(self.task.seed)
             results = graph(*local_values)
         results_by_rank: list[list[object]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(results_by_rank, list(results))

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import TorchDispatchMode
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.snapshot import preserved_random_state, seed_torch
 from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import fp64_mode, perturb_ulp, perturb_ulp_, to_fp64
@@ -217,7 +217,7 @@ def _run_fp64(run: RunSingle, values: Sequence[object]) -> StepResult | None:
 
 
 def _run(run: RunSingle, values: Sequence[object], *, is_fp64: bool = False) -> StepResult:
-    torch.manual_seed(0)
+    seed_torch(0)
     arguments = [_copy(value, is_fp64) for value in values]
     with fp64_mode(torch.get_default_dtype()) if is_fp64 else nullcontext():
         return run(arguments)
@@ -226,7 +226,7 @@ def _run(run: RunSingle, values: Sequence[object], *, is_fp64: bool = False) -> 
 def run_ranks(trial: Trial, values: Sequence[object], *, seed: int = 0) -> list[StepResult]:
     """Run all ranks; the results of each, with shards joined to full tensors."""
     mesh = trial.mesh
-    torch.manual_seed(seed)
+    seed_torch(seed)
     arguments = shard_values(trial.graph, mesh, values)
     results = run_in_lockstep(trial.ranks, arguments, ranks_by_group(mesh))
     full_results = join_results(results, trial.result_specs, mesh)
@@ -312,7 +312,7 @@ def _observe_ranks(
             results.setdefault(value, {})[rank] = result
 
     graphs = {rank: program.as_module() for rank, program in ranks.items()}
-    torch.manual_seed(0)
+    seed_torch(0)
     run_in_lockstep(graphs, shards, groups, observe=observe)
     return results
 
@@ -422,7 +422,7 @@ def _run_model(
     if is_perturbed:
         args, kwargs = perturb_ulp_(model, (args, kwargs))
     old_buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(model)}
-    torch.manual_seed(0)
+    seed_torch(0)
     with _errors_of_the_model(model), torch.enable_grad() if trained else torch.no_grad():
         results = pytree_flatten(expand_objects(model(*args, **kwargs))[0])[0]
         if trained:

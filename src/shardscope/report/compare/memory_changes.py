@@ -24,6 +24,7 @@ from shardscope.record import (
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.changes import AT_PEAK, NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
+from shardscope.report.model.memory_peaks import find_worst, most_bytes
 from shardscope.report.model.traffic_totals import sum_known
 
 
@@ -36,14 +37,17 @@ def list_common_ranks(before: Recording, after: Recording) -> tuple[int, ...]:
     return tuple(sorted({*expand_ranks(before.run.ranks)} & {*expand_ranks(after.run.ranks)}))
 
 
+_CHOSEN_RANKS = "of each, the rank that sends most, or that needs most memory, is compared"
+
+
 def note_ranks(before: Recording, after: Recording, common: tuple[int, ...]) -> str:
     """Describe which ranks were compared, unless that is obvious."""
     sizes = [before.run.world_size, after.run.world_size]
     if sizes[0] != sizes[1]:
         worlds = " and ".join(plural(size, "rank") for size in sizes)
-        return f"the worlds have {worlds}: the busiest rank of each is compared"
+        return f"the worlds have {worlds}: {_CHOSEN_RANKS}"
     if not common:
-        return "the recordings have no rank in common: the busiest rank of each is compared"
+        return f"the recordings have no rank in common: {_CHOSEN_RANKS}"
     if before.run.ranks != after.run.ranks:
         return f"only ranks that both recordings have are compared: {_name(common)}"
     return ""
@@ -79,7 +83,7 @@ def compare_memory(
     before: Profiles, after: Profiles, common: tuple[int, ...], names: tuple[CleanNames, CleanNames]
 ) -> Iterator[Change]:
     """Compare peaks of common ranks, and modules of the rank that needs most memory."""
-    first, second = _find_worst(before), _find_worst(after)
+    first, second = find_worst(before), find_worst(after)
     by_rank = [{profile.rank: profile for profile in profiles} for profiles in (before, after)]
     ranks = [rank for rank in common if all(rank in profiles for profiles in by_rank)]
     pairs = {(rank,): (by_rank[0][rank], by_rank[1][rank]) for rank in ranks}
@@ -96,16 +100,8 @@ def compare_memory(
 
 def total_memory(before: Profiles, after: Profiles) -> AreaTotal:
     """Format the highest peak of each recording."""
-    peaks = [format_bytes(_most(_find_worst(profiles))) for profiles in (before, after)]
+    peaks = [format_bytes(most_bytes(find_worst(profiles))) for profiles in (before, after)]
     return AreaTotal(area=Area.MEMORY, before=peaks[0], after=peaks[1])
-
-
-def _find_worst(profiles: Profiles) -> MemoryProfile:
-    return max(profiles, key=_most)
-
-
-def _most(profile: MemoryProfile) -> int:
-    return max(profile.peak_bytes, profile.first_peak_bytes or 0)
 
 
 _TOTALS = {

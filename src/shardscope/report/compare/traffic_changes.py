@@ -20,16 +20,18 @@ from shardscope.record import (
 )
 from shardscope.record.base import name_line
 from shardscope.record.recording import name_axis
+from shardscope.record.traffic import (
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import format_bytes
 from shardscope.report.compare.changes import INPUT, NO_MODULE, WIRE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
 from shardscope.report.compare.memory_changes import join_ranks
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
-    count_traffic,
     find_busiest_ranks,
     fold_ranks,
-    sum_traffic,
 )
 
 _MAX_CAUSES = 3  # causes named per row

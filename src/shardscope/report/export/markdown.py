@@ -13,23 +13,29 @@ from shardscope.record import (
     Severity,
 )
 from shardscope.record.recording import name_axis
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.changes_markdown import write_changes
 from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.module_tree import build_tree, fold_repeated_layers
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
-    TrafficTotals,
-    count_traffic,
     find_busiest_ranks,
     fold_ranks,
-    sum_traffic,
 )
 from shardscope.report.text.communication import list_costs
 from shardscope.report.text.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.markdown_text import BoundedMarkdown, make_code, make_prose
-from shardscope.report.text.memory_profile import describe_basis, describe_room, find_worst
+from shardscope.report.text.memory_profile import (
+    describe_basis,
+    describe_room,
+)
 from shardscope.report.text.problems import describe_checks
 from shardscope.report.text.style import format_share
 

@@ -20,8 +20,11 @@ from shardscope.record import (
 from shardscope.record.base import name_line
 from shardscope.record.recording import name_axis
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.traffic_totals import TrafficTotals, count_traffic
-from shardscope.report.text.memory_profile import find_worst
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+)
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.text.problems import sort_findings
 
 _MAX_ROWS = 50

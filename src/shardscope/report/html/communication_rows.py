@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -17,6 +17,10 @@ from shardscope.record import (
     Recording,
     count_ranks,
     format_ranks,
+)
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
 )
 from shardscope.report.html.matrix_rows import make_matrix, split_matrix, summarize_matrix
 from shardscope.report.html.name_lists import NameLists
@@ -30,11 +34,15 @@ from shardscope.report.html.page import (
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.timeline_rows import make_spans, make_step_marks, make_timings
 from shardscope.report.model.clocks import has_clock
+from shardscope.report.model.step_numbers import (
+    StepNumbers,
+    find_steps,
+    list_step_times,
+    number_steps,
+)
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficSummary,
-    TrafficTotals,
-    count_traffic,
 )
 from shardscope.report.text.heading import describe_scope
 
@@ -54,23 +62,27 @@ def make_communication(
     names, rank_sets = NameLists(recording), summary.rank_sets
     is_timed = has_clock(recording)
     chosen, left_out = _choose_calls(recording, summary)
+    steps = find_steps(recording, is_timed=is_timed)
+    numbers = number_steps(recording, steps)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording, summary)
     matrix_summary = summarize_matrix(recording, rank_sets, matrix)
-    traffic, traffic_note = _make_traffic(rank_sets, names, index)
-    calls = _make_calls(chosen, names, index, is_timed=is_timed)
+    traffic, traffic_note = _make_traffic(rank_sets, names, index, numbers)
     if matrix is not None and not matrix_summary:
-        matrix = split_matrix(matrix, recording, summary, names, index)
+        matrix = split_matrix(matrix, recording, summary, names, index, numbers)
     if served is not None:
         served.name_all(names, index)
+        served.number_steps(numbers, list_step_times(recording))
     return Communication(
         num_served=0 if served is None else served.num_calls,
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         traffic=traffic,
         traffic_note=traffic_note,
-        calls=calls,
-        steps=make_step_marks(recording, chosen, is_timed=is_timed),
+        calls=_make_calls(chosen, names, index, numbers, is_timed=is_timed),
+        steps=make_step_marks(steps, {call.rank for call in chosen}),
+        step_word=numbers.word,
+        num_steps=numbers.num_steps,
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,
@@ -95,6 +107,11 @@ class ServedCalls(Protocol):
 
     def name_all(self, names: NameLists, index: Index) -> None:
         """Add the names in all of them to the page's lists."""
+
+    def number_steps(
+        self, numbers: StepNumbers, times_by_rank: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Number the steps of all of them, given when the spans of steps begin."""
 
 
 def _choose_calls(
@@ -158,20 +175,18 @@ class _TrafficKey(NamedTuple):
     cause: int
     source: int
     dtype: int
+    step: int
 
 
 _TrafficRows = dict[_TrafficKey, TrafficTotals]
 _ChangeKey = Callable[[_TrafficKey], _TrafficKey]
 
-# What rows are merged over if there are too many, in this order.
-_MERGES: dict[str, _ChangeKey] = {
-    "dtypes": lambda key: key._replace(dtype=NOWHERE),
-    "source lines": lambda key: key._replace(source=NOWHERE),
-}
+# What rows are merged over if there are too many, in this order: the field, and its name in a note.
+_MERGES = {"step": "steps", "dtype": "dtypes", "source": "source lines"}
 
 
 def _make_traffic(
-    rank_sets: tuple[IdenticalRanks, ...], names: NameLists, index: Index
+    rank_sets: tuple[IdenticalRanks, ...], names: NameLists, index: Index, numbers: StepNumbers
 ) -> tuple[Traffic, str]:
     """Sum collectives by all that can be selected, and a note on what is merged to fit a page."""
     rows: _TrafficRows = defaultdict(TrafficTotals)
@@ -186,10 +201,13 @@ def _make_traffic(
                 cause=names.cause(call.cause),
                 source=index.source(call.source),
                 dtype=names.dtypes.at(call.dtype),
+                step=numbers.find(call.rank, call.order),
             )
             rows[key] += count_traffic(call)
     rows, note = _merge_rows(rows, len(rank_sets))
     columns = dict(zip(_TrafficKey._fields, zip(*rows, strict=True), strict=False))
+    if not numbers.word:
+        columns["step"] = ()
     return Traffic(
         **columns,
         count=tuple(totals.count for totals in rows.values()),
@@ -201,9 +219,10 @@ def _make_traffic(
 def _merge_rows(rows: _TrafficRows, num_rank_sets: int) -> tuple[_TrafficRows, str]:
     """Merge rows until they fit a page; sums by rank, axis, kind and phase stay exact."""
     merged = []
-    for words, change in _MERGES.items():
-        if len(rows) > _MAX_TRAFFIC_ROWS:
-            rows = _sum_rows(rows, change)
+    for field, words in _MERGES.items():
+        is_constant = len({getattr(key, field) for key in rows}) < 2
+        if len(rows) > _MAX_TRAFFIC_ROWS and not is_constant:
+            rows = _merge_field(rows, field)
             merged.append(words)
     note = f"Too many to select {' or '.join(merged)}. " if merged else ""
     if len(rows) <= _MAX_TRAFFIC_ROWS:
@@ -228,6 +247,10 @@ def _merge_rows(rows: _TrafficRows, num_rank_sets: int) -> tuple[_TrafficRows, s
     )
 
 
+def _merge_field(rows: _TrafficRows, field: str) -> _TrafficRows:
+    return _sum_rows(rows, lambda key: key._replace(**{field: NOWHERE}))
+
+
 def _sum_rows(rows: _TrafficRows, change: _ChangeKey) -> _TrafficRows:
     sums: _TrafficRows = defaultdict(TrafficTotals)
     for key, totals in rows.items():
@@ -236,7 +259,12 @@ def _sum_rows(rows: _TrafficRows, change: _ChangeKey) -> _TrafficRows:
 
 
 def _make_calls(
-    calls: Sequence[Collective], names: NameLists, index: Index, *, is_timed: bool
+    calls: Sequence[Collective],
+    names: NameLists,
+    index: Index,
+    numbers: StepNumbers,
+    *,
+    is_timed: bool,
 ) -> Calls:
     return Calls(
         rank=tuple(call.rank for call in calls),
@@ -254,4 +282,5 @@ def _make_calls(
         output_bytes=tuple(call.output_bytes for call in calls),
         wire_bytes=tuple(call.wire_bytes for call in calls),
         start_ns=tuple(call.start_ns or 0 for call in calls) if is_timed else (),
+        step=tuple(numbers.find(call.rank, call.order) for call in calls) if numbers.word else (),
     )

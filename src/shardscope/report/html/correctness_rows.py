@@ -14,6 +14,7 @@ from shardscope.record import (
     Inserted,
     Parallelization,
     Parity,
+    Phase,
     Recording,
     TensorKind,
     TensorVerdict,
@@ -28,7 +29,7 @@ from shardscope.report.html.page_views import (
     ParallelItem,
     ParityItem,
     Proof,
-    VerdictTable,
+    TensorTable,
 )
 from shardscope.report.text.correctness import (
     group_identical,
@@ -65,9 +66,9 @@ def _make_parity(parity: Parity, index: Index, findings: Sequence[Finding]) -> P
 
 def _make_table(
     verdicts: Sequence[TensorVerdict], index: Index, *, fine: Collection[Agreement]
-) -> VerdictTable:
+) -> TensorTable:
     ordered = sorted(verdicts, key=lambda verdict: verdict.agreement in fine)
-    return VerdictTable(
+    return TensorTable(
         name=tuple(map(_name_tensor, ordered)),
         kind=tuple(map(_name_kind, ordered)),
         agreement=tuple(verdict.agreement.replace("_", " ") for verdict in ordered),
@@ -78,7 +79,26 @@ def _make_table(
         detail=tuple(verdict.detail for verdict in ordered),
         ranks=tuple(format_ranks(verdict.ranks) for verdict in ordered),
         module=tuple(_find_owner(verdict, index) for verdict in ordered),
+        phase=tuple(str(_PHASES.get(verdict.kind, "")) for verdict in ordered),
+        step=tuple(verdict.step or 0 for verdict in ordered),
+        dtype=tuple(verdict.dtype for verdict in ordered),
     )
+
+
+# The phase that computes each kind of tensor; parameters are compared before any.
+_PHASES = {
+    TensorKind.OUTPUT: Phase.FORWARD,
+    TensorKind.LOSS: Phase.FORWARD,
+    TensorKind.BUFFER: Phase.FORWARD,
+    TensorKind.COUNTER: Phase.FORWARD,
+    TensorKind.GRADIENT: Phase.BACKWARD,
+    TensorKind.NORM: Phase.OUTSIDE,
+    TensorKind.CLIPPED: Phase.OUTSIDE,
+    TensorKind.REPORTED: Phase.OUTSIDE,
+    TensorKind.SETTING: Phase.OPTIMIZER,
+    TensorKind.STATE: Phase.OPTIMIZER,
+    TensorKind.UPDATED: Phase.OPTIMIZER,
+}
 
 
 def _name_tensor(verdict: TensorVerdict) -> str:

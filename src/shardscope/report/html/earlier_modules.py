@@ -11,6 +11,10 @@ from msgspec.structs import asdict, astuple, replace
 
 from shardscope.record import Recording
 from shardscope.record.layer_names import fold_layers
+from shardscope.record.traffic import (
+    choose_busiest,
+    sum_traffic,
+)
 from shardscope.report.compare.facts import CleanNames, clean_names, name_paths
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.page import (
@@ -24,7 +28,7 @@ from shardscope.report.html.page_index import NOWHERE
 from shardscope.report.html.page_modules import EarlierModules, GoneModules, Modules
 from shardscope.report.model.module_tree import NO_MODULE, ModuleNode
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import choose_busiest, fold_ranks, sum_traffic
+from shardscope.report.model.traffic_totals import fold_ranks
 
 _Selected = TypeVar("_Selected", bound=Struct)
 

@@ -21,7 +21,7 @@ from shardscope.report.html.comparison_rows import build_comparison
 from shardscope.report.html.compiler_rows import make_compiler, make_coverage
 from shardscope.report.html.correctness_rows import make_proof
 from shardscope.report.html.earlier_modules import make_earlier, make_earlier_recording
-from shardscope.report.html.figure_rows import list_figures
+from shardscope.report.html.figure_rows import make_figures
 from shardscope.report.html.memory_rows import make_memory
 from shardscope.report.html.module_rows import ModuleTree, make_modules
 from shardscope.report.html.overview_rows import (
@@ -36,7 +36,10 @@ from shardscope.report.html.overview_rows import (
 from shardscope.report.html.page import Page
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import TrafficSummary, summarize_traffic
+from shardscope.report.model.traffic_totals import (
+    TrafficSummary,
+    summarize_traffic,
+)
 from shardscope.report.text.verdict import judge
 
 _Record = TypeVar("_Record", bound=Struct)
@@ -86,23 +89,28 @@ def build_page(
     files: Sequence[str] = (),
     summary: TrafficSummary | None = None,
     served: ServedCalls | None = None,
+    findings_note: str = "",
 ) -> Page:
     """Build the page of a recording, compared with the earlier recording `against` if given.
 
     `files` are those of the recording, which commands on the page name. A server passes the
-    collectives that it sends when the page asks for them, and the `summary` of all collectives if
-    not all of them are in the recording.
+    collectives that it sends when the page asks for them, the `summary` of all collectives if not
+    all of them are in the recording, and why findings may be missing.
     """
     page = _build_views(
         recording, against=against, titles=titles, files=files, summary=summary, served=served
     )
-    page = replace(page, figures=list_figures(page))
+    page = replace(page, run=replace(page.run, findings_note=findings_note))
+    figures, parts = make_figures(page)
+    page = replace(page, figures=figures, figure_parts=parts)
     if against is not None:
         earlier_page = _build_views(against)
+        earlier_figures, earlier_parts = make_figures(earlier_page)
+        earlier = make_earlier_recording(page, earlier_page, recording, against)
         page = replace(
             page,
-            earlier_figures=list_figures(earlier_page),
-            earlier=make_earlier_recording(page, earlier_page, recording, against),
+            earlier_figures=earlier_figures,
+            earlier=replace(earlier, figure_parts=earlier_parts),
         )
     return sanitize_page(page)
 
@@ -139,7 +147,7 @@ def _build_views(
             against=titles[0] if against and files else "",
         ),
         facts=make_facts(recording, rank_sets),
-        findings=make_findings(recording, index, tree.subjects),
+        findings=make_findings(recording, rank_sets, index, tree.subjects),
         gaps=make_gaps(recording),
         modules=modules,
         communication=make_communication(recording, summary, index, served),

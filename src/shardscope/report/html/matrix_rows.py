@@ -13,6 +13,7 @@ from shardscope.record.units import format_bytes
 from shardscope.report.html.name_lists import NameLists
 from shardscope.report.html.page import Matrix, MatrixParts
 from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.model.step_numbers import StepNumbers
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     RankPair,
@@ -63,15 +64,22 @@ class _PartKey(NamedTuple):
     cause: int = NOWHERE
     source: int = NOWHERE
     dtype: int = NOWHERE
+    step: int = NOWHERE
 
 
 _Parts = dict[tuple[int, _PartKey], int]  # bytes by position of the pair
 _MAX_PARTS = 10_000
-_MERGES = ("dtype", "source", "owner", "cause", "phase")  # in this order, if there are too many
+# In this order, if there are too many parts.
+_MERGES = ("step", "dtype", "source", "owner", "cause", "phase")
 
 
 def split_matrix(
-    matrix: Matrix, recording: Recording, summary: TrafficSummary, names: NameLists, index: Index
+    matrix: Matrix,
+    recording: Recording,
+    summary: TrafficSummary,
+    names: NameLists,
+    index: Index,
+    numbers: StepNumbers,
 ) -> Matrix:
     """Add the parts of the matrix, whose sums are its bytes."""
     positions = {
@@ -81,22 +89,27 @@ def split_matrix(
         )
     }
     if len(recording.collectives) == summary.num_calls:
-        by_route, merged = _split_calls(recording, names, index), list[str]()
+        by_route, merged = _split_calls(recording, names, index, numbers), list[str]()
     else:  # of a large file, not all collectives are records
         by_route, merged = _split_routes(recording, summary, names)
     parts = _share_parts(by_route, recording, positions)
     for name in _MERGES:
-        if len(parts) > _MAX_PARTS and name not in merged:
+        is_constant = len({getattr(key, name) for _, key in parts}) < 2
+        if len(parts) > _MAX_PARTS and name not in merged and not is_constant:
             parts = _merge(parts, name)
             merged.append(name)
     if len(parts) > _MAX_PARTS:
         return matrix
-    columns = zip(*(key for _, key in parts), strict=True)
+    columns = dict(
+        zip(_PartKey._fields, zip(*(key for _, key in parts), strict=True), strict=False)
+    )
+    if not numbers.word:
+        columns["step"] = ()
     return replace(
         matrix,
         parts=MatrixParts(
             pair=tuple(pair for pair, _ in parts),
-            **dict(zip(_PartKey._fields, columns, strict=False)),
+            **columns,
             num_bytes=tuple(parts.values()),
             merged=tuple(merged),
         ),
@@ -106,7 +119,9 @@ def split_matrix(
 _RouteParts = dict[Route, dict[_PartKey, int]]
 
 
-def _split_calls(recording: Recording, names: NameLists, index: Index) -> _RouteParts:
+def _split_calls(
+    recording: Recording, names: NameLists, index: Index, numbers: StepNumbers
+) -> _RouteParts:
     """Sum the collectives of each route by all that can be selected."""
     sums: _RouteParts = defaultdict(lambda: defaultdict(int))
     for call in recording.collectives:
@@ -119,6 +134,7 @@ def _split_calls(recording: Recording, names: NameLists, index: Index) -> _Route
                 cause=names.cause(call.cause),
                 source=index.source(call.source),
                 dtype=names.dtypes.at(call.dtype),
+                step=numbers.find(call.rank, call.order),
             )
             sums[find_route(call)][key] += call.wire_bytes
     return sums

@@ -20,7 +20,11 @@ from shardscope.record import (
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import Allocations, MemoryCurve, PeakRow, PhaseRange
-from shardscope.report.text.memory_profile import describe_basis, describe_room, most_bytes
+from shardscope.report.model.memory_peaks import most_bytes
+from shardscope.report.text.memory_profile import (
+    describe_basis,
+    describe_room,
+)
 
 _KINDS = list(MemoryKind)
 _MAX_SAMPLES = 1_500

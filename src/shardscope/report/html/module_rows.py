@@ -12,9 +12,9 @@ from shardscope.record.layer_names import fold_layer_ranges, has_layer_range
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_modules import Modules, PeakParts
 from shardscope.report.model.holdings import sum_holdings
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
 from shardscope.report.model.traffic_totals import IdenticalRanks
-from shardscope.report.text.memory_profile import most_bytes
 
 
 class ParameterSizes(NamedTuple):
@@ -227,9 +227,8 @@ def _count_findings(recording: Recording, tree: ModuleTree) -> Counter[int]:
 def _find_peak(recording: Recording, tree: ModuleTree) -> Counter[tuple[str, int]]:
     """Return the bytes at the peak of the rank that needs most memory, by kind and module."""
     bytes_at_peak: Counter[tuple[str, int]] = Counter()
-    for profile in sorted(recording.memory, key=most_bytes)[-1:]:
-        for use in profile.at_peak:
-            bytes_at_peak[use.kind, tree.index.module(use.module)] += use.num_bytes
+    for use in find_worst(recording.memory).at_peak if recording.memory else ():
+        bytes_at_peak[use.kind, tree.index.module(use.module)] += use.num_bytes
     return bytes_at_peak
 
 

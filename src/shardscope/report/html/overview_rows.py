@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from shardscope.record import Finding, Recording, compress_ranks, format_ranks
 from shardscope.record.finding_rules import FINDING_RULES, documentation_page
 from shardscope.record.layer_names import join_layers_in_texts
+from shardscope.record.traffic import choose_busiest, count_traffic, sum_traffic
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.html.module_rows import FindingTargets
 from shardscope.report.html.page import Fact, FindingItem, GapItem, RunFacts
@@ -96,24 +97,20 @@ def make_facts(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> t
 
 
 def make_findings(
-    recording: Recording, index: Index, subjects: FindingTargets
+    recording: Recording,
+    rank_sets: tuple[IdenticalRanks, ...],
+    index: Index,
+    subjects: FindingTargets,
 ) -> tuple[FindingItem, ...]:
     """List findings; those that differ only in rank or layer share an item."""
-    num_bytes = _count_sent(recording)
+    sums = (sum_traffic(map(count_traffic, rank_set.calls)) for rank_set in rank_sets)
+    num_bytes = choose_busiest(sums).wire_bytes
     items = [
         _make_finding(group, index, subjects, num_bytes)
         for group in group_findings(recording.findings)
     ]
     order = {str(severity): at for at, severity in enumerate(SEVERITIES)}
     return tuple(sorted(items, key=lambda item: (order[item.severity], -(item.cost_bytes or 0))))
-
-
-def _count_sent(recording: Recording) -> int:
-    """Sum the wire bytes of the rank that sends most."""
-    sent: dict[int, int] = {}
-    for call in recording.collectives:
-        sent[call.rank] = sent.get(call.rank, 0) + call.wire_bytes
-    return max(sent.values(), default=0)
 
 
 def _make_finding(
@@ -123,6 +120,7 @@ def _make_finding(
     known = FINDING_RULES.get(first.rule)
     cost, cost_bytes = _describe_cost(group, num_bytes)
     ranks = sorted({finding.rank for finding in group if finding.rank is not None})
+    modules = [module for finding in group for module in subjects.find(finding.subject)]
     return FindingItem(
         rule=first.rule,
         severity=first.severity,
@@ -135,7 +133,8 @@ def _make_finding(
         cost_bytes=cost_bytes,
         ranks=_name_ranks(ranks),
         count=len(group),
-        module=next(iter(subjects.find(first.subject)), NOWHERE),
+        module=next(iter(modules), NOWHERE),
+        modules=tuple(dict.fromkeys(modules)),
         source=index.source(first.source),
     )
 

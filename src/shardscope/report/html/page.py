@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from shardscope.record import Axis
+from shardscope.report.html.page_figures import Figure, FigureParts
 from shardscope.report.html.page_modules import Modules
 from shardscope.report.html.page_overview import EmptyView, Term, VerdictItem
 from shardscope.report.html.page_views import (
@@ -30,8 +31,8 @@ class Traffic(Struct, frozen=True, kw_only=True):
 
     Ranks that issued the same collectives share their rows, which have the figures of one of them
     and are in the order in which it first issued such a collective. Every sum of collectives on the
-    page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source
-    or dtype that was merged with others; `Communication.traffic_note` says which.
+    page is a sum of these rows. In a very large recording -1 stands for an owner, cause, source,
+    dtype or step that was merged with others; `Communication.traffic_note` says which.
     """
 
     rank_set: tuple[int, ...] = ()  # position in Communication.ranks
@@ -42,6 +43,7 @@ class Traffic(Struct, frozen=True, kw_only=True):
     cause: tuple[int, ...] = ()
     source: tuple[int, ...] = ()
     dtype: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()  # from 1, 0 for none; empty if nothing distinguishes steps
     count: tuple[int, ...] = ()
     input_bytes: tuple[int, ...] = ()
     wire_bytes: tuple[int, ...] = ()
@@ -60,7 +62,8 @@ class GroupRow(Struct, frozen=True, kw_only=True):
 class Calls(Struct, frozen=True, kw_only=True):
     """Collectives in columns, by rank and then in the order in which it issued them.
 
-    `start_ns` is empty where the run's clock was not recorded, as in a simulation.
+    `start_ns` is empty where the run's clock was not recorded, as in a simulation, and `step` where
+    nothing distinguishes steps.
     """
 
     rank: tuple[int, ...] = ()
@@ -78,13 +81,14 @@ class Calls(Struct, frozen=True, kw_only=True):
     output_bytes: tuple[int, ...] = ()
     wire_bytes: tuple[int, ...] = ()
     start_ns: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()  # from 1; 0 for none
 
 
 class StepMark(Struct, frozen=True, kw_only=True):
     """Where a step begins on a rank: `order` is that of its first collective."""
 
     rank: int
-    name: str  # `step 2`; `forward 2` if only forward passes can be told apart
+    name: str  # `step 2`; `forward 2` if only forward passes are known
     order: int
     start_ns: int  # 0 where the run's clock was not recorded
 
@@ -101,8 +105,21 @@ class Spans(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
+class RankTiming(Struct, frozen=True, kw_only=True):
+    """Sum of the spans of one name and clock on one rank."""
+
+    rank: int
+    count: int
+    total_ns: int
+    self_ns: int  # excluding spans within them
+    max_ns: int  # of one span
+
+
 class Timing(Struct, frozen=True, kw_only=True):
-    """Sum of the spans of one name and clock, on the rank where they took longest."""
+    """Sum of the spans of one name and clock, on the rank where they took longest.
+
+    `ranks` has the sums of each rank; it is empty if there are too many for a page.
+    """
 
     name: str
     device: str
@@ -112,6 +129,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     total_ns: int
     self_ns: int  # excluding spans within them
     max_ns: int  # of one span
+    ranks: tuple[RankTiming, ...] = ()
 
 
 class MatrixParts(Struct, frozen=True, kw_only=True):
@@ -129,8 +147,9 @@ class MatrixParts(Struct, frozen=True, kw_only=True):
     cause: tuple[int, ...] = ()
     source: tuple[int, ...] = ()
     dtype: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
     num_bytes: tuple[int, ...] = ()
-    merged: tuple[str, ...] = ()  # of axis, phase, owner, cause, source, dtype
+    merged: tuple[str, ...] = ()  # of axis, phase, owner, cause, source, dtype, step
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
@@ -158,6 +177,8 @@ class Communication(Struct, frozen=True, kw_only=True):
     implicit_causes: tuple[int, ...] = ()  # of redistributions that no plan and no call asked for
     calls: Calls = Calls()
     steps: tuple[StepMark, ...] = ()
+    step_word: str = ""  # what steps are: `step`, or `forward` passes; empty if not known
+    num_steps: int = 0
     num_served: int = 0  # collectives that the page's server sends, more than are in `calls`
     spans: Spans = Spans()
     timings: tuple[Timing, ...] = ()  # the longest come first
@@ -225,6 +246,7 @@ class EarlierCollectives(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]
     ranks: tuple[RankRow, ...]
     traffic: Traffic
+    num_steps: int = 0
 
 
 class EarlierCurve(Struct, frozen=True, kw_only=True):
@@ -243,15 +265,17 @@ class EarlierRecording(Struct, frozen=True, kw_only=True):
     """What the page sums of the recording that it is compared with, when something is selected.
 
     `modules` are names of its modules: those of the page's modules where both recordings have them.
+    `figure_parts` are those of `Page.earlier_figures`.
     """
 
     modules: tuple[str, ...] = ()
+    figure_parts: FigureParts = FigureParts()
     communication: EarlierCollectives | None = None
     memory: tuple[EarlierCurve, ...] = ()
 
 
 FORMAT = "shardscope.page"
-SCHEMA = 5
+SCHEMA = 6
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -271,6 +295,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     scope: str  # what the figures of collectives cover: `rank 0 of 8, over 2 forward passes`
     num_forwards: int | None  # of the model; None if they were not counted
     file: str = ""  # of the recording; empty if it is not known
+    findings_note: str = ""  # why findings may be missing
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -298,6 +323,7 @@ class FindingItem(Struct, frozen=True, kw_only=True):
     ranks: str = ""  # `rank 0`, `ranks 0-7`; empty if it does not concern particular ranks
     count: int = 1  # findings that are identical except for their layer or rank
     module: int = -1
+    modules: tuple[int, ...] = ()  # of all of them
     source: int = -1
 
 
@@ -317,16 +343,6 @@ class Sources(Struct, frozen=True, kw_only=True):
     line: tuple[int, ...] = ()
     function: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
-
-
-class Figure(Struct, frozen=True, kw_only=True):
-    """A number of a view that can be compared with that of another page."""
-
-    view: str
-    group: str  # what is counted: `bytes sent per rank (ring estimate)`
-    label: str  # `all_gather[tp]`
-    unit: str  # bytes or count
-    value: int
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -349,6 +365,7 @@ class Page(Struct, frozen=True, kw_only=True):
     empty_views: tuple[EmptyView, ...] = ()
     terms: tuple[Term, ...] = ()
     figures: tuple[Figure, ...] = ()
+    figure_parts: FigureParts = FigureParts()
     earlier_figures: tuple[Figure, ...] = ()  # of the recording it is compared with
     earlier: EarlierRecording | None = None
     format: str = FORMAT

@@ -238,7 +238,7 @@ class MemoryCurve(Struct, frozen=True, kw_only=True):
     caveat: str = ""  # where the figures come from
 
 
-class VerdictTable(Struct, frozen=True, kw_only=True):
+class TensorTable(Struct, frozen=True, kw_only=True):
     """Tensors that were compared, in columns; those that differ come first."""
 
     name: tuple[str, ...] = ()
@@ -251,6 +251,9 @@ class VerdictTable(Struct, frozen=True, kw_only=True):
     detail: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     module: tuple[int, ...] = ()  # that owns the tensor; -1 for the model's output
+    phase: tuple[str, ...] = ()  # that computes the tensor; empty if none does
+    step: tuple[int, ...] = ()  # from 1; 0 if no training steps were compared
+    dtype: tuple[str, ...] = ()
 
 
 class DivergenceItem(Struct, frozen=True, kw_only=True):
@@ -272,7 +275,7 @@ class ParityItem(Struct, frozen=True, kw_only=True):
     mesh: str
     summary: str  # `all of 312 tensors agree`
     is_fine: bool
-    tensors: VerdictTable
+    tensors: TensorTable
     divergences: tuple[DivergenceItem, ...] = ()
 
 
@@ -316,7 +319,7 @@ class ParallelItem(Struct, frozen=True, kw_only=True):
     is_fine: bool
     inserted: tuple[InsertedRow, ...] = ()
     fallbacks: tuple[FallbackRow, ...] = ()
-    tensors: VerdictTable = VerdictTable()
+    tensors: TensorTable = TensorTable()
 
 
 class Proof(Struct, frozen=True, kw_only=True):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 
-from shardscope.record import Collective, Phase, Recording, Span
-from shardscope.report.html.page import Spans, StepMark, Timing
+from shardscope.record import PhaseTotal, Recording, Span
+from shardscope.report.html.page import RankTiming, Spans, StepMark, Timing
 from shardscope.report.html.page_index import Names
+from shardscope.report.model.step_numbers import RankSteps
 from shardscope.report.text.phase_times import gather_phases
 
-_STEP = "step"  # name of the spans that `phases` and trainers' callbacks time for each step
-
 _MAX_SPANS = 20_000
+_MAX_RANK_TIMINGS = 5_000  # of all names
 
 
 def make_spans(recording: Recording) -> tuple[Spans, str]:
@@ -42,6 +40,8 @@ def _make_columns(spans: list[Span]) -> Spans:
 
 def make_timings(recording: Recording) -> tuple[Timing, ...]:
     """Sum spans by name and device, longest first."""
+    lines = gather_phases(recording)
+    has_ranks = sum(len(line.totals) for line in lines) <= _MAX_RANK_TIMINGS
     return tuple(
         Timing(
             name=line.name,
@@ -52,60 +52,32 @@ def make_timings(recording: Recording) -> tuple[Timing, ...]:
             total_ns=line.slowest.total_ns,
             self_ns=line.slowest.self_ns,
             max_ns=line.over_ranks("max_ns").high,
+            ranks=tuple(map(_time_rank, line.totals)) if has_ranks else (),
         )
-        for line in gather_phases(recording)
+        for line in lines
     )
 
 
-def make_step_marks(
-    recording: Recording, calls: Sequence[Collective], *, is_timed: bool
-) -> tuple[StepMark, ...]:
-    """Mark the first collective of each step on each rank; `calls` are by rank and order.
-
-    A step begins with a span of that name, or with the first forward collective after one of the
-    optimizer. Optimizers often issue none: what is known then is where a forward pass follows
-    a backward pass, and the marks say so. There are no marks for a single step.
-    """
-    marks: list[StepMark] = []
-    starts_by_rank = _list_span_starts(recording) if is_timed else {}
-    for rank, group in groupby(calls, key=attrgetter("rank")):
-        rank_calls = list(group)
-        starts = starts_by_rank.get(rank, [])
-        if len(starts) > 1:
-            marks += _mark_spans(rank, starts, rank_calls)
-        else:
-            marks += _mark_phases(rank, rank_calls)
-    return tuple(marks)
+def _time_rank(total: PhaseTotal) -> RankTiming:
+    return RankTiming(
+        rank=total.rank,
+        count=total.count,
+        total_ns=total.total_ns,
+        self_ns=total.self_ns,
+        max_ns=total.max_ns,
+    )
 
 
-def _list_span_starts(recording: Recording) -> dict[int, list[int]]:
-    starts: defaultdict[int, list[int]] = defaultdict(list)
-    for span in recording.spans:
-        if span.name == _STEP and not span.is_inner:
-            starts[span.rank].append(span.start_ns)
-    return {rank: sorted(rank_starts) for rank, rank_starts in starts.items()}
-
-
-def _mark_spans(rank: int, starts: list[int], calls: list[Collective]) -> Iterator[StepMark]:
-    for number, start in enumerate(starts, 1):
-        later = (call.order for call in calls if (call.start_ns or 0) >= start)
-        order = next(later, calls[-1].order + 1)
-        yield StepMark(rank=rank, name=f"{_STEP} {number}", order=order, start_ns=start)
-
-
-def _mark_phases(rank: int, calls: list[Collective]) -> list[StepMark]:
-    has_optimizer = any(call.phase is Phase.OPTIMIZER for call in calls)
-    word = _STEP if has_optimizer else "forward"
-    ending = Phase.OPTIMIZER if has_optimizer else Phase.BACKWARD
-    firsts, is_ended = [], True
-    for call in calls:
-        if call.phase is Phase.FORWARD and is_ended:
-            firsts.append(call)
-            is_ended = False
-        is_ended = is_ended or call.phase is ending
-    if len(firsts) < 2:
-        return []
-    return [
-        StepMark(rank=rank, name=f"{word} {number}", order=call.order, start_ns=call.start_ns or 0)
-        for number, call in enumerate(firsts, 1)
-    ]
+def make_step_marks(steps: Mapping[int, RankSteps], ranks: Collection[int]) -> tuple[StepMark, ...]:
+    """Mark the first collective of each step on each of the ranks whose collectives are listed."""
+    return tuple(
+        StepMark(
+            rank=rank,
+            name=f"{rank_steps.word} {number}",
+            order=start.order,
+            start_ns=start.start_ns,
+        )
+        for rank, rank_steps in steps.items()
+        if rank in ranks
+        for number, start in enumerate(rank_steps.starts, 1)
+    )

@@ -13,15 +13,17 @@ from msgspec.structs import replace
 from shardscope.record import Module, Parameter, Recording
 from shardscope.record.layer_names import is_layer_number
 from shardscope.record.recording import name_axis
+from shardscope.record.traffic import (
+    TrafficTotals,
+    choose_busiest,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     Spread,
-    TrafficTotals,
-    choose_busiest,
-    count_traffic,
     spread,
-    sum_traffic,
 )
 
 _MAX_DEPTH = 64  # deeper names are not split, so that recursion is bounded

@@ -1,4 +1,4 @@
-"""Totals of collectives, sets of identical ranks, and bytes sent from rank to rank."""
+"""Sets of identical ranks, and bytes sent from rank to rank."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from shardscope.record import (
     expand_ranks,
     rank_at,
 )
+from shardscope.record.traffic import count_traffic, find_busiest, sum_traffic
 from shardscope.record.units import plural
 
 
@@ -31,62 +32,11 @@ class Facet(Struct, frozen=True, order=True):
     axis: str
 
 
-class TrafficTotals(Struct, frozen=True):
-    """Count and bytes of collectives."""
-
-    count: int = 0
-    input_bytes: int = 0
-    output_bytes: int = 0
-    wire_bytes: int = 0
-
-    def __add__(self, totals: TrafficTotals) -> TrafficTotals:
-        return TrafficTotals(
-            self.count + totals.count,
-            self.input_bytes + totals.input_bytes,
-            self.output_bytes + totals.output_bytes,
-            self.wire_bytes + totals.wire_bytes,
-        )
-
-    def __mul__(self, times: int) -> TrafficTotals:
-        return TrafficTotals(
-            self.count * times,
-            self.input_bytes * times,
-            self.output_bytes * times,
-            self.wire_bytes * times,
-        )
-
-
 class IdenticalRanks(Struct, frozen=True):
     """Ranks that issued the same collectives, with the collectives of one of them."""
 
     ranks: tuple[RankSpan, ...]
     calls: tuple[Collective, ...]
-
-
-def sum_traffic(totals: Iterable[TrafficTotals]) -> TrafficTotals:
-    """Sum totals."""
-    return sum(totals, TrafficTotals())
-
-
-def count_traffic(call: Collective) -> TrafficTotals:
-    """Return the totals of one collective."""
-    return TrafficTotals(1, call.input_bytes, call.output_bytes, call.wire_bytes)
-
-
-def find_busiest(totals: Sequence[TrafficTotals]) -> int:
-    """Return the position of the rank that sends most bytes.
-
-    Of ranks that send the same, it is the one with most collectives, and of those the first.
-    """
-    return max(
-        range(len(totals)), key=lambda index: (totals[index].wire_bytes, totals[index].count)
-    )
-
-
-def choose_busiest(totals: Iterable[TrafficTotals]) -> TrafficTotals:
-    """Return the totals of the rank that sends most; zeros if there is no rank."""
-    listed = list(totals)
-    return listed[find_busiest(listed)] if listed else TrafficTotals()
 
 
 def find_busiest_ranks(rank_sets: Sequence[IdenticalRanks]) -> int:

@@ -225,6 +225,93 @@ class RunFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     agreed: tuple[str, ...] = ()
 
 
+class HangCauseFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A likely cause of a hang: its class, the responsible ranks, and what shows it."""
+
+    kind: str
+    certainty: str
+    ranks: str
+    fact: str
+    remedy: str = ""
+    evidence: tuple[str, ...] = ()
+    group: str = ""
+    position: int | None = None
+    line: str = ""
+
+
+class HangWaitFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ranks that wait in a call of a group for ranks that have not issued it."""
+
+    waiters: str
+    missing: str
+    call: str
+    group: str
+    position: int | None = None
+    line: str = ""
+
+
+class HangSideFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ranks issued where a group diverges; an empty `call` is nothing."""
+
+    group: str
+    position: int | None
+    differing: tuple[str, ...]
+    ranks: str
+    call: str = ""
+    line: str = ""
+
+
+class HangProgressFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many collectives ranks of a group have issued; `behind` is by how many they are late."""
+
+    group: str
+    ranks: str
+    num_issued: int
+    num_done: int | None = None
+    behind: int = 0
+    last: str = ""
+    line: str = ""
+    stack: str = ""
+
+
+class SlowRankFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank that the others waited for: `excess_ns` in all, at `num_last` of its collectives."""
+
+    rank: int
+    num_last: int
+    num_collectives: int
+    excess_ns: int
+    group: str
+
+
+class SkewFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Means of a group's collectives: until the last rank arrives, and from then to the end."""
+
+    group: str
+    num_collectives: int
+    skew_ns: int
+    transfer_ns: int | None = None
+    last_rank: int = 0
+
+
+class HangFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the files of a run's ranks show about a hang; `unknowns` is what they cannot say."""
+
+    verdict: str
+    is_hang: bool
+    formats: dict[str, int]
+    ranks: str = ""
+    missing_ranks: str = ""
+    causes: tuple[HangCauseFigures, ...] = ()
+    waits: tuple[HangWaitFigures, ...] = ()
+    cycle: tuple[int, ...] = ()
+    sides: tuple[HangSideFigures, ...] = ()
+    progress: tuple[HangProgressFigures, ...] = ()
+    slow_ranks: tuple[SlowRankFigures, ...] = ()
+    skews: tuple[SkewFigures, ...] = ()
+    unknowns: tuple[str, ...] = ()
+
+
 class FallbackFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An op of a parallel program that cannot run on its sharded inputs."""
 
@@ -480,6 +567,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     layouts: tuple[LayoutFigures, ...] = ()
     parity: tuple[ParityFigures, ...] = ()
     runs: tuple[RunFigures, ...] = ()
+    hangs: tuple[HangFigures, ...] = ()
     types: tuple[TypesFigures, ...] = ()
     parallel: tuple[ParallelFigures, ...] = ()
     coverage: tuple[CoverageFigures, ...] = ()

@@ -19,16 +19,19 @@ from shardscope.record import (
 from shardscope.record.base import name_line
 from shardscope.record.layer_names import fold_layers, join_layers
 from shardscope.record.recording import name_axis
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import plural
 from shardscope.report.compare.changes import Change, Changes, hide_input_rows, name_path
 from shardscope.report.model.holdings import sum_holdings
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.module_tree import NO_MODULE, build_tree, fold_repeated_layers
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
-    TrafficTotals,
-    count_traffic,
     find_busiest_ranks,
-    sum_traffic,
 )
 from shardscope.report.result.correctness_figures import (
     read_compiler,
@@ -58,9 +61,13 @@ from shardscope.report.result.figures import (
     TrafficFigures,
     read_code,
 )
+from shardscope.report.result.hang_figures import read_hangs
 from shardscope.report.text.communication import Reason, gather_reasons, list_costs
 from shardscope.report.text.heading import describe_scope
-from shardscope.report.text.memory_profile import ModuleUse, find_worst, gather_module_uses
+from shardscope.report.text.memory_profile import (
+    ModuleUse,
+    gather_module_uses,
+)
 from shardscope.report.text.phase_times import gather_phases
 from shardscope.report.text.sharding import ParameterRow, list_parameter_rows
 
@@ -77,6 +84,7 @@ def read_figures(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) ->
         layouts=tuple(map(_read_layout, recording.layouts)),
         parity=read_parity(recording),
         runs=read_runs(recording),
+        hangs=read_hangs(recording),
         types=read_types(recording),
         parallel=read_parallel(recording),
         coverage=read_coverage(recording),

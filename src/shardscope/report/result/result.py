@@ -30,7 +30,10 @@ from shardscope.record.encoding import encode_json
 from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.record.units import plural
 from shardscope.report.model.finding_groups import group_findings
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+)
 from shardscope.report.result.figures import Figures, read_code
 from shardscope.report.result.recording_figures import read_figures
 from shardscope.report.text.heading import list_run_facts, name_mesh

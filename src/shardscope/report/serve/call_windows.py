@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Annotated, Any, Literal, final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from shardscope.record import Source
+from shardscope.record import Phase, Source
 from shardscope.record.arrow import import_package, make_integers
 from shardscope.record.ranks import Natural
 from shardscope.report.html.name_lists import NameLists
 from shardscope.report.html.page import Calls
 from shardscope.report.html.page_index import NOWHERE, Index
+from shardscope.report.model.step_numbers import StepNumbers
 from shardscope.report.query.database import connect
 from shardscope.report.serve.large_run import PURPOSE
 
@@ -44,6 +45,7 @@ ColumnName = Literal[
     "output_bytes",
     "wire_bytes",
     "start_ns",
+    "step",
 ]
 _Ranges = Annotated[tuple[tuple[int, int], ...], Meta(max_length=10_000)]
 
@@ -83,6 +85,7 @@ class CallWindows:
         self._lock = Lock()  # a connection serves a thread at a time
         self._orders: OrderedDict[bytes, Any] = OrderedDict()
         self._calls: Any = None
+        self._has_steps = False
 
     def name_all(self, names: NameLists, index: Index) -> None:
         """Add the names in all collectives to the page's lists, and translate the columns."""
@@ -119,6 +122,39 @@ class CallWindows:
         }.items():
             self._connection.register(f"places_{column}", self._rank_texts(texts))
 
+    def number_steps(
+        self, numbers: StepNumbers, times_by_rank: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Number the steps of all collectives, given when the spans of steps begin on each rank."""
+        self._has_steps = bool(numbers.word)
+        if numbers.is_timed:
+            rows = [
+                (rank, number, start)
+                for rank, starts in times_by_rank.items()
+                if len(starts) > 1
+                for number, start in enumerate(starts, 1)
+            ]
+            names = ("rank", "number", "start_ns")
+            columns = zip(names, zip(*rows, strict=True), strict=True)
+            steps = self._arrow.table({name: make_integers(column) for name, column in columns})
+            self._connection.register("steps", steps)
+            select = _TIMED_STEPS
+        elif numbers.word:
+            forward, backward, optimizer = (
+                list(Phase).index(phase)
+                for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+            )
+            select = _STEPS_BY_PHASE.format(
+                forward=forward,
+                backward=backward,
+                optimizer=optimizer,
+                num_steps=numbers.num_steps,
+            )
+        else:
+            select = "SELECT *, 0 AS step FROM calls ORDER BY row"
+        self._calls = self._connection.sql(select).to_arrow_table()
+        self._connection.register("calls", self._calls)
+
     def answer(self, request: CallRequest) -> CallWindow:
         """The rows of a request."""
         with self._lock:
@@ -128,6 +164,8 @@ class CallWindows:
         columns = {name: tuple(calls[name].to_pylist()) for name in Calls.__struct_fields__}
         if not self._is_timed:
             columns["start_ns"] = ()
+        if not self._has_steps:
+            columns["step"] = ()
         return CallWindow(num_rows=len(rows), offset=request.offset, calls=Calls(**columns))
 
     def _find_rows(self, request: CallRequest) -> Any:
@@ -186,12 +224,40 @@ class CallWindows:
         return self._arrow.table({"position": make_integers(order), "place": places})
 
 
+_TIMED_STEPS = """
+    SELECT calls.*, coalesce(steps.number, 0) AS step
+    FROM calls ASOF LEFT JOIN steps
+        ON calls.rank = steps.rank AND calls.start_ns >= steps.start_ns
+    ORDER BY row
+"""
+# As `find_steps` and `number_steps`: a step begins where forward follows the phase that ends steps.
+_STEPS_BY_PHASE = """
+    WITH endings AS (
+        SELECT *, CASE WHEN bool_or(phase = {optimizer}) OVER (PARTITION BY rank)
+            THEN {optimizer} ELSE {backward} END AS ending
+        FROM calls
+    ), starts AS (
+        SELECT *, phase = {forward} AND ending = coalesce(
+            lag(CASE WHEN phase IN ({forward}, ending) THEN phase END IGNORE NULLS)
+                OVER (PARTITION BY rank ORDER BY "order"), ending) AS is_start
+        FROM endings
+    ), numbered AS (
+        SELECT *, count(*) FILTER (is_start) OVER (PARTITION BY rank ORDER BY "order") AS number,
+            count(*) FILTER (is_start) OVER (PARTITION BY rank) AS num_starts
+        FROM starts
+    )
+    SELECT * EXCLUDE (ending, is_start, number, num_starts), CASE
+        WHEN num_starts > 1 AND (ending = {optimizer} OR num_starts = {num_steps}) THEN number
+        ELSE 0 END AS step
+    FROM numbered ORDER BY row
+"""
+
 _NAMED_LIKE = {"trigger": "owner"}
-_NUMBERS = frozenset(_PLAIN)
+_NUMBERS = frozenset((*_PLAIN, "step"))
 
 
 def _make_select(axes: dict[int, int], outside: int) -> str:
-    """The columns of `Calls`, and each row's number.
+    """The columns of `Calls` without steps, and each row's number.
 
     `axes` are the axes of groups along none, by their number of ranks; `outside` is the position of
     calls outside any module.
@@ -206,6 +272,7 @@ def _make_select(axes: dict[int, int], outside: int) -> str:
     columns = [
         f"{expressions.get(name, quoted)} AS {quoted}"
         for name, quoted in ((name, f'"{name}"') for name in Calls.__struct_fields__)
+        if name != "step"
     ]
     joined = " AND ".join(f"mapped.{name} = sources.{name}" for name in _SOURCE_FIELDS)
     return (

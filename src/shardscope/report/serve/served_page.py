@@ -19,10 +19,11 @@ from shardscope.report.model.traffic_totals import TrafficSummary
 from shardscope.report.serve.call_windows import CallWindows
 from shardscope.report.serve.large_run import summarize_file
 
-_NOT_COMPARED = (
-    "The findings are those in the file: the ranks of a run this large are compared when it is "
-    "merged, and not when it is served."
+_AS_SAVED = (
+    "As they were saved with the file: the ranks of a run this large are compared by `shardscope "
+    "merge` and `shardscope show`, and not when it is served."
 )
+_NOT_COMPARED = "its ranks were not compared, so its findings are those that the file had"
 
 
 class ServedPage(NamedTuple):
@@ -43,11 +44,12 @@ def make_served_page(
         return _make_loaded(path, load_recording())
     table = file.read_table()
     recording, summary = summarize_file(file, rest, table)
-    if summary.num_senders > 1:
+    note = _AS_SAVED if summary.num_senders > 1 else ""
+    if note:
         gap = Gap(place="shardscope serve", fact=_NOT_COMPARED)
         recording = replace(recording, gaps=(*recording.gaps, gap))
     calls = CallWindows(table, world_size=rest.run.world_size, is_timed=has_clock(recording))
-    return _render(path, recording, calls, summary)
+    return _render(path, recording, calls, summary, note)
 
 
 def _make_loaded(path: str | os.PathLike[str], recording: Recording) -> ServedPage:
@@ -66,6 +68,13 @@ def _render(
     recording: Recording,
     calls: CallWindows | None,
     summary: TrafficSummary | None,
+    findings_note: str = "",
 ) -> ServedPage:
-    page = build_page(recording, files=[os.fspath(path)], summary=summary, served=calls)
+    page = build_page(
+        recording,
+        files=[os.fspath(path)],
+        summary=summary,
+        served=calls,
+        findings_note=findings_note,
+    )
     return ServedPage(render_page(page, is_served=True), calls)

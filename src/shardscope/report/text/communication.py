@@ -23,17 +23,19 @@ from shardscope.record import (
 )
 from shardscope.record.recording import name_axis
 from shardscope.record.text import sanitize_text
+from shardscope.record.traffic import (
+    TrafficTotals,
+    choose_busiest,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import UNKNOWN, format_bytes, format_count, plural
 from shardscope.report.model.module_tree import ModuleNode, Traffic
 from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
-    TrafficTotals,
-    choose_busiest,
-    count_traffic,
     format_spread,
     spread,
-    sum_traffic,
 )
 from shardscope.report.text.heading import describe_passes
 from shardscope.report.text.style import format_bar, format_share, format_source, make_text

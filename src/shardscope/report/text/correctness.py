@@ -34,7 +34,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.layer_names import fold_indices, fold_layers_in_text, join_layers_in_texts
-from shardscope.record.units import format_bytes, format_count, plural
+from shardscope.record.units import describe_all, format_bytes, format_count, plural
 from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -304,7 +304,8 @@ def summarize_proof(program: Parallelization) -> Text:
     kinds = Counter(str(verdict.kind) for verdict in program.verdicts)
     named = ", ".join(plural(number, kind) for kind, number in kinds.items())
     if not num_wrong:
-        return Text("All ", "bold green").append(count, "bold green").append(f" agree ({named}).")
+        agreement = describe_all(len(program.verdicts), "tensor", "agree")
+        return Text(agreement, "bold green").append(f" ({named}).", "")
     return Text(f"{num_wrong:,} of {count} differ", _WRONG).append(f" ({named}).", "")
 
 
@@ -382,7 +383,8 @@ def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
         step = "" if wrong[0].step is None else f", first in step {wrong[0].step}"
         return Text(f"{len(wrong):,} of {count} differ{step}", _WRONG).append(f" ({kinds}).", "")
     odd = [tensor for tensor in parity.tensors if tensor.agreement not in FINE]
-    line = Text(f"All {count} agree", "bold green").append(f" ({kinds})", "")
+    agreement = describe_all(len(parity.tensors), "tensor", "agree")
+    line = Text(agreement, "bold green").append(f" ({kinds})", "")
     if odd:
         line.append(f", {len(odd):,} of them up to random numbers or rounding", "yellow")
     num_noisy = sum(finding.rule == "parity-noisy" for finding in findings)
@@ -445,7 +447,7 @@ def _name(verdicts: Sequence[TensorVerdict]) -> Text:
 def _name_line(verdict: TensorVerdict) -> str:
     """`train.py:20` for a number that was read there, whatever the folder; else empty."""
     path, _, line = verdict.name.rpartition(":")
-    is_line = verdict.kind is TensorKind.REPORTED and line.isdecimal()
+    is_line = verdict.kind is TensorKind.REPORTED and line.partition(" ")[0].isdecimal()
     return f"{PurePath(path).name}:{line}" if is_line else ""
 
 

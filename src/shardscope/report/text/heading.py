@@ -9,14 +9,16 @@ from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
 from shardscope.record.text import sanitize_text
+from shardscope.record.traffic import (
+    TrafficTotals,
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     Spread,
-    TrafficTotals,
-    count_traffic,
     format_spread,
-    sum_traffic,
 )
 from shardscope.report.text.style import make_text
 
@@ -38,7 +40,7 @@ def list_run_facts(recording: Recording) -> list[str]:
         name_mesh(run.axes),
         name_ranks(run),
         describe_reality(recording),
-        f"torch {run.torch_version}",
+        f"torch {run.torch_version}" if run.torch_version else "",
     ]
     return list(filter(None, facts))
 

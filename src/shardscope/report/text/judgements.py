@@ -31,10 +31,15 @@ from shardscope.record import (
     Source,
 )
 from shardscope.record.finding_rules import FINDING_RULES
-from shardscope.record.units import format_bytes, plural
+from shardscope.record.units import describe_all, format_bytes, plural
 from shardscope.report.model.holdings import sum_holdings
+from shardscope.report.model.memory_peaks import (
+    find_worst,
+    most_bytes,
+)
 from shardscope.report.text.compiler import fold_explanations, name_condition
-from shardscope.report.text.memory_profile import describe_room, find_worst, most_bytes
+from shardscope.report.text.hang import summarize_hang
+from shardscope.report.text.memory_profile import describe_room
 from shardscope.report.text.run_comparison import summarize_comparison
 from shardscope.report.text.style import format_share
 
@@ -221,7 +226,8 @@ def _judge_coverage(recording: Recording) -> Iterator[Concern]:
             reason = "coverage had nothing to test"
         elif worst is None:
             judgement = Judgement.FINE
-            fact = f"All {plural(num_sharded, 'op')} with sharded inputs run ({covered.level})"
+            runs = describe_all(num_sharded, "op", "run", "with sharded inputs")
+            fact = f"{runs} ({covered.level})"
             ops, reason = list(covered.ops[:1]), ""
         else:
             judgement, clause = _COVERED[worst]
@@ -256,6 +262,24 @@ def judge_results(recording: Recording) -> Iterator[Concern]:
         yield _judge_diagnosis(diagnosis, finding.remedy if finding else "")
 
 
+def judge_hangs(recording: Recording) -> Iterator[Concern]:
+    """Judge what the files of a hang show."""
+    for hang in recording.hangs:
+        first = next(iter(recording.findings), None)
+        judgement = Judgement.FAILS if hang.is_hang else Judgement.FINE
+        if hang.slow_ranks:
+            judgement = Judgement.COSTLY
+        yield Concern(
+            judgement=judgement,
+            rule="hang",
+            fact=summarize_hang(hang).rstrip("."),
+            reason="",
+            view="communication",
+            source=None if first is None else first.source,
+            remedy="" if first is None else first.remedy,
+        )
+
+
 _CAUSES = {
     "missing-reduction": "a missing reduction",
     "double-reduction": "a double reduction",
@@ -288,7 +312,7 @@ def _judge_parity(parity: Parity, findings: Sequence[Finding]) -> Concern:
             rule="parity",
             fact="Parity compared nothing"
             if is_empty
-            else f"All {count} agree with a single device",
+            else f"{describe_all(len(parity.tensors), 'tensor', 'agree')} with a single device",
             reason="the step produced no tensors" if is_empty else "",
             view="proof",
         )
@@ -336,7 +360,8 @@ def _judge_program(program: Parallelization) -> Concern:
         judgement = Judgement.WRONG
         fact = f"{len(differing):,} of {count} of {name} differ from the original"
     elif program.verdicts:
-        judgement, fact = Judgement.FINE, f"All {count} of {name} agree with the original"
+        agreement = describe_all(len(program.verdicts), "tensor", "agree", f"of {name}")
+        judgement, fact = Judgement.FINE, f"{agreement} with the original"
     else:
         judgement, fact = Judgement.UNKNOWN, f"Nothing of {name} was compared with the original"
     return Concern(

@@ -8,17 +8,23 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from shardscope.record import SIMULATION_TIME, MemoryProfile, Recording, count_ranks
+from shardscope.record.traffic import (
+    count_traffic,
+    sum_traffic,
+)
 from shardscope.record.units import format_bytes, format_duration, plural
 from shardscope.report.model.holdings import sum_holdings
-from shardscope.report.model.traffic_totals import IdenticalRanks, count_traffic, sum_traffic
+from shardscope.report.model.memory_peaks import (
+    find_worst,
+    most_bytes,
+)
+from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.compiler import fold_explanations, name_condition, summarize_explanation
 from shardscope.report.text.correctness import summarize_parallel, summarize_parity, summarize_proof
 from shardscope.report.text.heading import describe_scope, format_per_rank, name_holder, name_mesh
 from shardscope.report.text.memory_profile import (
     describe_basis,
     describe_room,
-    find_worst,
-    most_bytes,
 )
 from shardscope.report.text.op_coverage import summarize_level
 from shardscope.report.text.phase_times import gather_phases

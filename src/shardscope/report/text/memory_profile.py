@@ -13,6 +13,7 @@ from rich.text import Text
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.units import format_bytes, plural
+from shardscope.report.model.memory_peaks import find_worst, most_bytes
 from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -59,19 +60,9 @@ def render_memory(
         yield _MemoryLine(profile)
 
 
-def find_worst(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
-    """Return the profile of the rank that needs most."""
-    return max(profiles, key=most_bytes)
-
-
 def describe_basis(profile: MemoryProfile) -> str:
     """Describe where the figures of memory come from."""
     return _LIVE if profile.is_live else _ESTIMATE
-
-
-def most_bytes(profile: MemoryProfile) -> int:
-    """Return the peak over all steps, including the first if it was recorded."""
-    return max(profile.peak_bytes, profile.first_peak_bytes or 0)
 
 
 def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:

@@ -10,7 +10,11 @@ from rich.console import RenderableType
 
 from shardscope.record import SIMULATION_TIME, PhaseTotal, Recording, sum_spans
 from shardscope.record.units import format_count, format_duration
-from shardscope.report.model.traffic_totals import Spread, format_spread, spread
+from shardscope.report.model.traffic_totals import (
+    Spread,
+    format_spread,
+    spread,
+)
 from shardscope.report.text.style import format_bar, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardscope.record import Recording, RunComparison, RunDeviation, ValueKind
-from shardscope.record.units import plural
+from shardscope.record.units import describe_all, plural
 from shardscope.report.runs.tensor_comparison import NOUNS
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
@@ -54,7 +54,9 @@ def summarize_comparison(comparison: RunComparison) -> str:
     if comparison.num_equal == comparison.num_compared:
         return f"All {count} are equal bit for bit on each rank {steps}."
     equal = f", {comparison.num_equal:,} of them bit for bit" if comparison.num_equal else ""
-    return f"All {count} agree within noise {steps}{equal}."
+    return (
+        f"{describe_all(comparison.num_compared, 'tensor', 'agree')} within noise {steps}{equal}."
+    )
 
 
 def _render_deviations(comparison: RunComparison) -> RenderableType:

@@ -16,7 +16,11 @@ from shardscope.report.model.module_tree import (
     build_tree,
     fold_repeated_layers,
 )
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+)
+from shardscope.report.text.checked_ranks import render_checks
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
@@ -27,6 +31,7 @@ from shardscope.report.text.communication import (
 )
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.hang import render_hangs
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.memory_profile import render_memory
 from shardscope.report.text.op_coverage import render_coverage
@@ -142,6 +147,8 @@ def _render_collectives(
 
 def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """Render the results of instruments other than traces of collectives."""
+    if recording.hangs:
+        yield from render_hangs(recording)
     if recording.spans:
         yield from render_phases(recording)
     if recording.coverage:
@@ -158,6 +165,7 @@ def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[Rende
         yield from render_parity(recording, is_folded=is_folded)
     if recording.comparisons:
         yield from render_comparisons(recording)
+    yield from render_checks(recording)
     if recording.types:
         yield from render_types(recording, is_folded=is_folded)
     if recording.diagnoses:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import final
 
 from shardscope.record import (
     BucketReduce,
@@ -15,6 +16,7 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     FullyShard,
+    Group,
     Phase,
     Recording,
     Redistribute,
@@ -26,7 +28,10 @@ from shardscope.record import (
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, plural
-from shardscope.report.model.traffic_totals import IdenticalRanks, find_busiest_ranks
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    find_busiest_ranks,
+)
 from shardscope.report.text.judgements import Concern, Judgement
 from shardscope.report.text.style import format_share
 
@@ -122,28 +127,89 @@ def _judge_small(calls: Sequence[Collective], world_size: int) -> Iterator[Conce
 
 
 def _judge_nodes(calls: Sequence[Collective], recording: Recording) -> Iterator[Concern]:
-    """Tensor parallelism along an axis whose groups span several nodes."""
-    known = recording.run.ranks_per_node
-    node_size = known or NODE_RANKS
-    spanning = {
-        group.name
+    """Tensor parallelism along an axis whose groups span several nodes, or stay within one."""
+    nodes = _Nodes(recording)
+    groups = {
+        group.name: group
         for group in recording.groups
-        if (group.axis or "").lower() in _TENSOR_AXES
-        and len({rank // node_size for rank in expand_ranks(group.ranks)}) > 1
+        if (group.axis or "").lower() in _TENSOR_AXES and group.num_ranks > 1
     }
-    crossing = [call for call in calls if call.group in spanning]
-    if not crossing or _sent(crossing) < MIN_SHARE * _sent(calls):
-        return
-    ranks = next(group.ranks for group in recording.groups if group.name == crossing[0].group)
-    doubt = "" if known else ", if a node has no more, which was not recorded"
-    yield _describe(
-        crossing,
-        calls,
-        rule="tensor-parallel-across-nodes",
-        what=f"Collectives of tensor parallelism over ranks {format_ranks(ranks)} make up",
-        reason=f"with {plural(node_size, 'GPU')} in a node this leaves the node in every layer"
-        f"{doubt}",
-    )
+    inside = [call for call in calls if call.group in groups]
+    crossing = [call for call in inside if nodes.count(groups[call.group]) > 1]
+    if crossing and _sent(crossing) >= MIN_SHARE * _sent(calls):
+        group = groups[crossing[0].group]
+        ranks = format_ranks(group.ranks)
+        yield _describe(
+            crossing,
+            calls,
+            rule="tensor-parallel-across-nodes",
+            what=f"Collectives of tensor parallelism over ranks {ranks} make up",
+            reason=nodes.describe_crossing(group),
+            remedy=f"{_KEEP_INSIDE} {_GIVE_SIZE}" if nodes.is_assumed(group) else _KEEP_INSIDE,
+        )
+    elif inside and not crossing and _sent(inside) >= MIN_SHARE * _sent(calls):
+        group = groups[inside[0].group]
+        ranks = format_ranks(group.ranks)
+        yield Concern(
+            judgement=Judgement.FINE,
+            rule="tensor-parallel-across-nodes",
+            fact=f"Tensor parallelism over ranks {ranks} stays within a node",
+            reason=nodes.describe_inside(group),
+            view="communication",
+        )
+
+
+_KEEP_INSIDE = "Make the axis no larger than a node, and shard over the nodes along another axis."
+_GIVE_SIZE = "If a node has more GPUs, say so with --nproc-per-node of show or report."
+
+
+@final
+class _Nodes:
+    """Which ranks share a node: by its recorded size, else by the ranks' hosts, else by assumption.
+
+    The processes of a simulation have run on one host, whatever they stand for.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recorded_size = recording.run.ranks_per_node
+        self._size = self._recorded_size or NODE_RANKS
+        self._hosts: dict[int, str] = {}
+        if not recording.run.is_simulated and self._recorded_size is None:
+            self._hosts = {item.rank: item.host for item in recording.processes if item.host}
+
+    def count(self, group: Group) -> int:
+        """Return the number of nodes that have ranks of a group."""
+        ranks = expand_ranks(group.ranks)
+        return len(self._find_hosts(group) or {rank // self._size for rank in ranks})
+
+    def is_assumed(self, group: Group) -> bool:
+        """Whether nothing that was recorded tells which of its ranks share a node."""
+        return self._recorded_size is None and not self._find_hosts(group)
+
+    def describe_crossing(self, group: Group) -> str:
+        """Describe what it means that a group spans several nodes."""
+        hosts = self._find_hosts(group)
+        where = f"on {len(hosts):,} hosts" if hosts else f"with {self._name_size()} in a node"
+        words = f"{where} this leaves the node in every layer"
+        if self.is_assumed(group):
+            words += ", if a node has no more, which was not recorded"
+        return words
+
+    def describe_inside(self, group: Group) -> str:
+        """Describe the node of a group that is within one."""
+        if hosts := self._find_hosts(group):
+            return f"its ranks ran on {hosts.pop()}"
+        if self._recorded_size is None:
+            return f"{self._name_size()} in a node are assumed, as the number was not recorded"
+        return f"it has {self._name_size()}"
+
+    def _name_size(self) -> str:
+        return plural(self._size, "GPU")
+
+    def _find_hosts(self, group: Group) -> set[str]:
+        """Return the hosts of a group's ranks; none unless those of all are known."""
+        hosts = {self._hosts.get(rank, "") for rank in expand_ranks(group.ranks)}
+        return set() if "" in hosts else hosts
 
 
 def _judge_gradients(calls: Sequence[Collective], recording: Recording) -> Iterator[Concern]:
@@ -252,6 +318,7 @@ def _describe(
     what: str,
     reason: str,
     judgement: Judgement = Judgement.COSTLY,
+    remedy: str = "",
 ) -> Concern:
     sent, total = _sent(part), _sent(calls)
     module = _main_module(part)
@@ -271,6 +338,7 @@ def _describe(
         view="communication",
         module=module,
         source=_main_source(part),
+        remedy=remedy,
     )
 
 

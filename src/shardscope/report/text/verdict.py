@@ -21,16 +21,17 @@ from shardscope.record import (
 )
 from shardscope.record.finding_rules import FINDING_RULES, Effect
 from shardscope.record.units import plural
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.judgements import (
     Concern,
     Judgement,
+    judge_hangs,
     judge_memory,
     judge_programs,
     judge_results,
     judge_sharding,
 )
-from shardscope.report.text.memory_profile import find_worst
 from shardscope.report.text.traffic_judgements import MIN_SHARE, judge_traffic
 
 _BAD = (Judgement.WRONG, Judgement.FAILS, Judgement.SUSPECT, Judgement.COSTLY)
@@ -135,8 +136,9 @@ def label_concern(concern: Concern) -> str:
 def judge(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> RunVerdict:
     """Judge a recording of any instruments by the rules of docs/guide/verdict.md."""
     concerns = [
+        *judge_hangs(recording),
         *judge_results(recording),
-        *_judge_findings(recording),
+        *(() if recording.hangs else _judge_findings(recording)),
         *_judge_completeness(recording),
         *_drop_repeated(judge_traffic(recording, rank_sets)),
         *judge_memory(recording),
@@ -186,7 +188,12 @@ _JUDGED = {
     "recompiles",
 }
 _JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose", "compare")
-_VIEWS = {"audit": "sharding", "trace": "communication", "explain": "compiler"}
+_VIEWS = {
+    "audit": "sharding",
+    "trace": "communication",
+    "hang": "communication",
+    "explain": "compiler",
+}
 
 
 def _judge_findings(recording: Recording) -> Iterator[Concern]:

@@ -11,9 +11,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Recording
+from shardscope.report.model.memory_peaks import find_worst
 from shardscope.report.model.module_tree import ModuleNode, build_tree, fold_repeated_layers
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks, sum_known
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    fold_ranks,
+    sum_known,
+)
 from shardscope.report.text.charts import render_matrix, render_timeline
 from shardscope.report.text.communication import (
     describe_totals,
@@ -29,12 +34,12 @@ from shardscope.report.text.compiler import (
     render_stage_times,
 )
 from shardscope.report.text.correctness import render_parallel, render_parity
+from shardscope.report.text.hang import render_hangs
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.memory_profile import (
     MemoryArea,
     describe_basis,
-    find_worst,
     render_memory,
 )
 from shardscope.report.text.op_coverage import render_coverage
@@ -218,6 +223,7 @@ class Views:
 
     def _render_communication(self) -> Iterator[RenderableType]:
         recording, rank_sets = self._recording, self.rank_sets
+        yield from render_hangs(recording)
         if recording.collectives:
             facets = ("kind", "axis") if self._by == "kind" else ("axis", "kind")
             note = describe_totals(recording, rank_sets)

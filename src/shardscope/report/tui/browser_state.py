@@ -34,7 +34,11 @@ from shardscope.record.units import (
 )
 from shardscope.report.model.clocks import has_clock
 from shardscope.report.model.module_tree import ModuleNode, build_tree
-from shardscope.report.model.traffic_totals import Spread, fold_ranks, format_spread
+from shardscope.report.model.traffic_totals import (
+    Spread,
+    fold_ranks,
+    format_spread,
+)
 from shardscope.report.text.communication import describe_kinds
 from shardscope.report.text.problems import SEVERITY_STYLES, describe_checks, sort_findings
 from shardscope.report.text.style import make_text

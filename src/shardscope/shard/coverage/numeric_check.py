@@ -19,7 +19,7 @@ from shardscope._torch.cuda.kernel_choices import has_cpu_kernel
 from shardscope._torch.dispatch import TORCHS_OWN, disable_dispatch_modes, op_packet
 from shardscope._torch.dtensor import MeshPlacements, all_ranks, forget_decisions, split_ranks
 from shardscope._torch.mesh import describe_placements
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.snapshot import preserved_random_state, seed_torch
 from shardscope.attribution.tensors import tensors_in
 from shardscope.numerics import (
     RandomRounding,
@@ -123,13 +123,13 @@ class Reference:
         return runs
 
     def _run(self, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         inputs = self.make_inputs()
         args, kwargs = fill(self._call, inputs)
         return list(tensors_in(self._call.op(*args, **kwargs))), inputs
 
     def _make(self, spec: TensorSpec, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         steps = zip(spec.shape, spec.stride, strict=True)
         own = [size if step else min(size, 1) for size, step in steps]
         order = sorted(range(len(own)), key=lambda dim: -spec.stride[dim])

@@ -232,7 +232,7 @@ class ObservedSteps:
         self._phase_tracker = PhaseTracker(self._names)
         device_type = _device_type(self._names)
         world = current_world()
-        self._has_host_data = world is not None and world.has_host_data
+        self._has_host_data = world is not None and world.host is not None
         self._substitution = FakeSubstitution(
             fake_map, device_type=device_type, has_host_data=self._has_host_data
         )

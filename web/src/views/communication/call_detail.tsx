@@ -6,6 +6,7 @@ import { SourceLine } from "../../parts/source_line";
 import { formatBytes, formatDuration, formatNumber } from "../../parts/units";
 import { moduleName } from "../../store/modules";
 import { page } from "../../store/page";
+import { nameFacet } from "../../store/selection";
 import { formatCoordinate } from "./mesh";
 import { nameAxis } from "./totals";
 
@@ -119,6 +120,7 @@ export function CallDetail({
             {calls.rank[row]}
             {coordinate && <span class="dim"> ({coordinate})</span>}, its number{" "}
             {formatNumber(calls.order[row]!)}, in {phases[calls.phase[row]!]}
+            {calls.step[row]! > 0 && ` of ${nameFacet("step")} ${calls.step[row]}`}
             {start !== undefined && `, ${formatDuration(start)} after the recording began`}
           </dd>
         </div>

@@ -193,6 +193,7 @@ function makeColumns(communication: Communication, example = communication.calls
       "phase",
       text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
     ),
+    ...(communication.num_steps ? [makeStepColumn(communication)] : []),
     module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
     bytes("wire", "Sent", "bytes that the rank sends (ring estimate)", calls.wire_bytes),
     {
@@ -228,4 +229,23 @@ function makeColumns(communication: Communication, example = communication.calls
     text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
     ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),
   ];
+}
+
+/** The number of the step, or of the forward pass; empty before the first. */
+function makeStepColumn({ calls, step_word }: Communication): Column {
+  return {
+    id: "step",
+    title: step_word === "step" ? "Step" : "Forward",
+    hint: step_word === "step" ? "training step" : "number of the forward pass",
+    width: 4.5,
+    align: "end",
+    isText: true, // sorted from the lowest
+    value: (row) => calls.step[row] || null,
+    cell: (row) =>
+      calls.step[row] ? (
+        <FacetLink facet="step" value={String(calls.step[row])}>
+          {formatNumber(calls.step[row])}
+        </FacetLink>
+      ) : null,
+  };
 }

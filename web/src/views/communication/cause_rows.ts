@@ -15,6 +15,8 @@ import {
 export interface CauseRow extends TrafficSum {
   readonly key: string;
   readonly cause: number; // position in Communication.causes
+  readonly kind: string;
+  readonly axis: string;
   readonly what: string; // `all_gather[tp]`
   readonly isImplicit: boolean;
   readonly source: number; // of the first of its collectives that has one
@@ -36,6 +38,8 @@ export function listCauses(communication: Communication): CauseRow[] {
         ...describeGroup(traffic, group),
         key: group.values.join(),
         cause,
+        kind: kinds[kind]!,
+        axis: axes[axis]!,
         what: `${kinds[kind]}[${axes[axis]}]`,
         isImplicit: implicit_causes.includes(cause),
       };

@@ -3,6 +3,7 @@ import { useCallback, useMemo } from "preact/hooks";
 import type { Communication } from "../../page";
 import { Badge } from "../../parts/badge";
 import { Bar } from "../../parts/bar";
+import { CollectiveName } from "../../parts/collective_name";
 import { FacetLink } from "../../parts/facet_link";
 import { Highlight } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
@@ -71,7 +72,18 @@ function makeColumns({ causes }: Communication, rows: readonly CauseRow[]): Colu
         </span>
       ),
     },
-    { id: "what", title: "What", width: 11, isText: true, value: (row) => at(row).what },
+    {
+      id: "what",
+      title: "What",
+      width: 11,
+      isText: true,
+      value: (row) => at(row).what,
+      cell: (row) => (
+        <span class="clip">
+          <CollectiveName {...at(row)} />
+        </span>
+      ),
+    },
     {
       id: "count",
       title: "Count",

@@ -13,6 +13,7 @@ const TRAFFIC = {
   cause: [0, 0, 0, 0],
   source: [-1, -1, -1, -1],
   dtype: [0, 0, 0, 0],
+  step: [],
   count: [2, 3, 4, 1],
   input_bytes: [0, 0, 0, 0],
   wire_bytes: [100, 50, 8, 9],

@@ -93,26 +93,29 @@ export function makeLanes(input: LaneInput): Lanes {
   };
 }
 
-function listRankLanes({ communication, xAxis, kind }: LaneInput): LaneRows[] {
+function listRankLanes({ communication, xAxis, kind, rank }: LaneInput): LaneRows[] {
   const { calls, spans, ranks } = communication;
   const labels = new Map(ranks.map((row) => [row.example, row.ranks]));
   const byRank = new Map<number, LaneRows>();
-  const getLane = (rank: number): LaneRows => {
-    const label = kind === "alike" ? (labels.get(rank) ?? "") : String(rank);
-    const lane = byRank.get(rank) ?? { rank, label, calls: [], spans: [] };
-    byRank.set(rank, lane);
+  const getLane = (ofLane: number): LaneRows => {
+    const label = kind === "alike" ? (labels.get(ofLane) ?? "") : String(ofLane);
+    const lane = byRank.get(ofLane) ?? { rank: ofLane, label, calls: [], spans: [] };
+    byRank.set(ofLane, lane);
     return lane;
   };
-  calls.rank.forEach((rank, row) => {
-    getLane(rank).calls.push(row);
+  calls.rank.forEach((ofCall, row) => {
+    getLane(ofCall).calls.push(row);
   });
   if (xAxis === "time") {
-    spans.rank.forEach((rank, row) => {
-      getLane(rank).spans.push(row);
+    spans.rank.forEach((ofSpan, row) => {
+      getLane(ofSpan).spans.push(row);
     });
   }
+  // Without collectives, spans are filtered by the selected rank.
+  const isOfRank = (ofLane: number): boolean =>
+    rank < 0 || calls.rank.length > 0 || ofLane === rank;
   return [...byRank.values()]
-    .filter(({ rank }) => kind !== "alike" || labels.has(rank))
+    .filter((lane) => (kind !== "alike" || labels.has(lane.rank)) && isOfRank(lane.rank))
     .sort((a, b) => a.rank - b.rank);
 }
 

@@ -11,6 +11,7 @@ const FACET_OF: Readonly<Record<string, Facet>> = {
   cause: "cause",
   source: "line",
   dtype: "dtype",
+  step: "step",
 };
 
 /** Facets that the matrix can be filtered by: those that its parts distinguish, and the sender. */

@@ -12,10 +12,12 @@ import {
   FACETS,
   formatRange,
   listedRankOf,
+  nameFacet,
   select,
   selectedText,
   selection,
 } from "../../store/selection";
+import { busiestRank } from "../../store/traffic";
 import type { ViewParams } from "../view";
 import { CallDetail } from "./call_detail";
 import { hasTimes, type LaneKind, type Lanes, makeLanes } from "./lanes";
@@ -36,7 +38,7 @@ export function Timeline({ communication, matches }: Props) {
   const scale: HeightScale = param("height") === "log" ? "log" : "linear";
   const laneChoices = listLaneChoices(communication);
   const kind = (laneChoices.find(({ id }) => id === param("lanes")) ?? laneChoices[0]!).id;
-  const rank = useRank(communication);
+  const rank = useMemo(chooseRank, [communication, selection.value.rank]);
   const lanes = useMemo(
     () => makeLanes({ communication, xAxis, kind: kind as LaneKind, rank, nameModule }),
     [communication, xAxis, kind, rank],
@@ -50,7 +52,7 @@ export function Timeline({ communication, matches }: Props) {
   return (
     <Panel
       title="Timeline"
-      follows={hasCalls ? FACETS : []} // spans have no axis, module or line
+      follows={hasCalls ? FACETS : ["rank"]} // spans have no axis, module or line
       note={describe(lanes, hasCalls, communication.clock)}
       controls={
         <>
@@ -100,6 +102,7 @@ export function Timeline({ communication, matches }: Props) {
             names={communication.phases}
             isUsed={(phase) => usedPhases.has(phase)}
           />
+          <Steps communication={communication} />
         </div>
       )}
       <Chart
@@ -154,18 +157,13 @@ function listLaneChoices({ calls, ranks }: Communication): Choice[] {
 }
 
 /** The rank of lanes that have one: the selected one, or the one that sends most. */
-function useRank(communication: Communication): number {
-  const busiest = useMemo(() => findBusiestRank(communication), [communication]);
+function chooseRank(): number {
   const { rank } = selection.value;
-  return rank < 0 ? busiest : listedRankOf(rank);
-}
-
-function findBusiestRank({ calls }: Communication): number {
-  const sent = new Map<number, number>();
-  calls.rank.forEach((rank, row) => {
-    sent.set(rank, (sent.get(rank) ?? 0) + calls.wire_bytes[row]!);
-  });
-  return [...sent].reduce((best, entry) => (entry[1] > best[1] ? entry : best), [-1, -1])[0];
+  if (rank >= 0) return listedRankOf(rank);
+  // A very large recording may not list the collectives of the rank that sends most.
+  const { rank: listed = [] } = page.value.communication?.calls ?? {};
+  const isListed = !listed.length || listed.includes(busiestRank.value);
+  return isListed ? busiestRank.value : listed[0]!;
 }
 
 /** Identical layers have one lane: `layers.*.attention`. */
@@ -262,6 +260,31 @@ function Legend({ facet, label, names, isUsed = () => true }: LegendProps) {
             </button>
           ),
       )}
+    </div>
+  );
+}
+
+const MAX_STEPS = 12; // that have a button; others are selected in the table
+
+/** Numbers of the steps, or of the forward passes; a click selects one in every view. */
+function Steps({ communication: { num_steps: number, step_word } }: Omit<Props, "matches">) {
+  if (!number || number > MAX_STEPS) return null;
+  const { step: selected } = selection.value;
+  return (
+    <div class="legend" role="group" aria-label="steps">
+      <span class="dim">{step_word === "step" ? "steps" : "forward passes"}</span>
+      {Array.from({ length: number }, (_, at) => at + 1).map((step) => (
+        <button
+          type="button"
+          key={step}
+          class="legend-number"
+          aria-pressed={step === selected}
+          title={`select ${nameFacet("step")} ${step} in every view`}
+          onClick={() => select("step", step === selected ? null : String(step))}
+        >
+          {step}
+        </button>
+      ))}
     </div>
   );
 }

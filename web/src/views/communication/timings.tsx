@@ -2,9 +2,11 @@
 import { useMemo } from "preact/hooks";
 import type { Timing } from "../../page";
 import { Bar } from "../../parts/bar";
+import { FacetLink } from "../../parts/facet_link";
 import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
 import { formatCount, formatDuration } from "../../parts/units";
+import { selection } from "../../store/selection";
 
 interface Props {
   readonly timings: readonly Timing[];
@@ -12,22 +14,39 @@ interface Props {
 }
 
 export function Timings({ timings, clock }: Props) {
-  const columns = useMemo(() => makeColumns(timings), [timings]);
+  const { rank } = selection.value;
+  const shown = useMemo(() => listRank(timings, rank), [timings, rank]);
+  const columns = useMemo(() => makeColumns(shown), [shown]);
   if (!timings.length) return null;
+  const whose = shown === timings ? "Of the rank that took longest" : `Of rank ${rank}`;
   return (
     <Panel
       title="Phases"
-      follows={[]}
-      note={`Of the rank that took longest; own: excluding phases within it${clock && `; ${clock}`}.`}
+      follows={hasRanks(timings) ? ["rank"] : []}
+      note={`${whose}; own: excluding phases within it${clock && `; ${clock}`}.`}
     >
       <Table
         label="phases"
-        numRows={timings.length}
+        numRows={shown.length}
         columns={columns}
-        empty="Nothing was timed."
+        empty={rank < 0 ? "Nothing was timed." : `Nothing was timed on rank ${rank}.`}
         height="18rem"
       />
     </Panel>
+  );
+}
+
+function hasRanks(timings: readonly Timing[]): boolean {
+  return timings.some(({ ranks }) => ranks.length > 0);
+}
+
+/** The sums of the selected rank, where they are known; else those of the slowest. */
+function listRank(timings: readonly Timing[], rank: number): readonly Timing[] {
+  if (rank < 0 || !hasRanks(timings)) return timings;
+  return timings.flatMap((timing) =>
+    timing.ranks
+      .filter((ofRank) => ofRank.rank === rank)
+      .map(({ rank: _, ...sums }) => ({ ...timing, ...sums })),
   );
 }
 
@@ -73,7 +92,11 @@ function makeColumns(timings: readonly Timing[]): Column[] {
       width: 6,
       align: "end",
       value: (row) => at(row).slowest,
-      cell: (row) => `rank ${at(row).slowest}`,
+      cell: (row) => (
+        <FacetLink facet="rank" value={String(at(row).slowest)}>
+          rank {at(row).slowest}
+        </FacetLink>
+      ),
     },
   ];
 }

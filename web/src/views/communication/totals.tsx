@@ -4,7 +4,7 @@
  */
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choices";
-import { facetColor, heatColor, seriesColor } from "../../parts/colors";
+import { facetColor, heatColor, heatTextColor, seriesColor } from "../../parts/colors";
 import { Breakable } from "../../parts/highlight";
 import { isNarrow } from "../../parts/narrow";
 import { Panel } from "../../parts/panel";
@@ -14,8 +14,6 @@ import { param, setParam } from "../../store/route";
 import { select, selectAll, selectedFacets, selection } from "../../store/selection";
 import { isOfSeveralRanks } from "../../store/traffic";
 import { type Cell, fillCell, type Measure, sumFacets, usedPositions } from "./facets";
-
-const HOT_SHARE = 0.6; // above this the background is strong and the text light
 
 /** Phases take colours from the end of the list, since kinds take them from the start. */
 export function colorOfPhase(phase: number): string {
@@ -188,17 +186,12 @@ function TotalButton({ communication, cell, measure, max }: TotalProps) {
       kind: isClearing || cell.kind < 0 ? null : kinds[cell.kind]!,
     });
   };
-  const classes = [
-    "figure",
-    share > HOT_SHARE && !isOutside && "figure-hot",
-    !max && "figure-sum",
-    isOutside && "figure-outside",
-  ];
+  const classes = ["figure", !max && "figure-sum", isOutside && "figure-outside"];
   return (
     <button
       type="button"
       class={classes.filter(Boolean).join(" ")}
-      style={{ background: max && !isOutside ? heatColor(share) : undefined }}
+      style={max && !isOutside ? { background: heatColor(share), color: heatTextColor(share) } : {}}
       aria-pressed={isSelected && !isAll}
       aria-label={`${nameCell(communication, cell)}: ${sign}${format(cell.value)}`}
       onClick={toggle}

@@ -9,7 +9,7 @@ import { formatBytes } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { page } from "../../store/page";
 import { route } from "../../store/route";
-import { selectedFacets } from "../../store/selection";
+import { select, selectedFacets, selection } from "../../store/selection";
 import { listMatrixFacets, selectMatrix } from "./matrix_parts";
 import { countInnermostRanks, formatCoordinate, labelStep } from "./mesh";
 
@@ -108,7 +108,13 @@ function Grid({ matrix }: { matrix: Matrix }) {
     if (isInside) showPair({ sender, receiver }, event.clientX, event.clientY);
     else handleLeave();
   };
+  const selectSender = (): void => {
+    if (!pair) return;
+    const sender = matrix.ranks[pair.sender]!;
+    select("rank", sender === selection.value.rank ? null : String(sender));
+  };
   const handleKey = (event: KeyboardEvent): void => {
+    if (event.key === "Enter") selectSender();
     const keyStep = KEY_STEPS[event.key];
     if (!keyStep) return;
     event.preventDefault();
@@ -138,6 +144,7 @@ function Grid({ matrix }: { matrix: Matrix }) {
       aria-valuetext={describePair(matrix, shownPair, bytes)}
       onPointerMove={handlePointerMove}
       onPointerLeave={handleLeave}
+      onClick={selectSender}
       onKeyDown={handleKey}
       onBlur={handleLeave}
     >
@@ -210,6 +217,7 @@ function PairTip({ matrix, pair, bytes }: PairProps) {
         <dt>to</dt>
         {describeRank(pair.receiver)}
       </dl>
+      <div class="dim">Click to select the sender.</div>
     </>
   );
 }

@@ -1,6 +1,9 @@
 /** Totals of each area in both recordings; clicking an area shows only its changes. */
+import { useRef } from "preact/hooks";
 import type { AreaSum, Comparison } from "../../page";
+import { countColumns } from "../../parts/tile_columns";
 import { formatBytes, formatNumber, pluralize } from "../../parts/units";
+import { useSize } from "../../parts/use_size";
 import { comparedFacets, listComparedFigures } from "../../store/compared_figures";
 import { param, setParam } from "../../store/route";
 import { selectedFacets } from "../../store/selection";
@@ -8,8 +11,11 @@ import { isWhollySelected } from "./selected_changes";
 
 export function Areas({ comparison }: { comparison: Comparison }) {
   const requestedArea = param("area");
+  const box = useRef<HTMLDivElement>(null);
+  const { width } = useSize(box);
+  const numColumns = countColumns(comparison.areas.length, width, { narrowColumns: 2 });
   return (
-    <div class="areas">
+    <div class="areas" ref={box} style={{ "--columns": numColumns }}>
       {comparison.areas.map((area, at) => {
         const count = area.num_added + area.num_gone + area.num_changed;
         return (
@@ -36,9 +42,10 @@ export function Areas({ comparison }: { comparison: Comparison }) {
 function Totals({ area, count }: { area: AreaSum; count: number }) {
   const [before, after] = sumSelected(area.name) ?? [area.before, area.after];
   if (!before && !after) return <>{pluralize(count, "change")}</>;
+  if (before === after) return <>{after}</>;
   return (
     <>
-      {before || "none"} <span class="dim">→</span> {after || "none"}
+      <span>{before || "none"}</span> <span class="dim">→</span> <span>{after || "none"}</span>
     </>
   );
 }

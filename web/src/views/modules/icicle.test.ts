@@ -150,6 +150,7 @@ const TRAFFIC = {
   cause: [0, 0, 0],
   source: [-1, -1, -1],
   dtype: [0, 0, 0],
+  step: [] as number[],
   count: [1, 1, 1],
   input_bytes: [8, 2, 5],
   wire_bytes: [8, 2, 5],

@@ -184,18 +184,22 @@ function TreeHead({ columns }: { columns: readonly TreeColumn[] }) {
   return (
     <div class="table-row table-head" role="row" aria-rowindex={1}>
       <div class="cell" role="columnheader">
-        module
+        Module
       </div>
       {columns.map((column) => (
         <div key={column.id} class="cell cell-end" role="columnheader" title={column.hint}>
-          {column.title}
+          {capitalize(column.title)}
         </div>
       ))}
       <div class="cell" role="columnheader" title="excluding children">
-        own collectives
+        Own collectives
       </div>
     </div>
   );
+}
+
+function capitalize(title: string): string {
+  return title.slice(0, 1).toUpperCase() + title.slice(1);
 }
 
 interface RowProps {

@@ -1,17 +1,17 @@
 /** The key figures of a run as tiles, in rows of equal length where possible. */
 import { useRef } from "preact/hooks";
 import type { Fact } from "../../page";
+import { countColumns } from "../../parts/tile_columns";
 import { formatBytes, formatNumber } from "../../parts/units";
 import { useSize } from "../../parts/use_size";
 import { hrefTo } from "../../store/route";
 import { selectedFacets } from "../../store/selection";
 import { selectedTraffic } from "../../store/traffic";
-import { countColumns } from "./tile_columns";
 
 export function Facts({ facts }: { facts: readonly Fact[] }) {
   const frame = useRef<HTMLElement>(null);
   const { width } = useSize(frame);
-  const basis = `${100 / countColumns(facts.length, width, remSize())}%`;
+  const basis = `${100 / countColumns(facts.length, width)}%`;
   return (
     <section class="facts" aria-label="figures" ref={frame}>
       {facts.map((fact) => (
@@ -19,10 +19,6 @@ export function Facts({ facts }: { facts: readonly Fact[] }) {
       ))}
     </section>
   );
-}
-
-function remSize(): number {
-  return Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
 }
 
 /** The figure of what is selected; empty without a selection, and for figures that do not follow it. */
@@ -40,10 +36,10 @@ function FactTile({ fact, basis }: { fact: Fact; basis: string }) {
     <>
       <span class="fact-label">{fact.label}</span>
       <span class="fact-value">{selected || fact.value}</span>
-      <span class="fact-note">
+      <span class={selected ? "fact-note fact-scope" : "fact-note"}>
         {selected ? `of ${fact.value}: what is selected` : fact.note}
-        {isOfRun && <span class="fact-scope">{" (of the whole run)"}</span>}
       </span>
+      {isOfRun && <span class="fact-note fact-scope">of the whole run</span>}
     </>
   );
   if (!fact.view) {

@@ -10,7 +10,7 @@ import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { tip } from "../../parts/tooltip";
 import { formatNumber, pluralize } from "../../parts/units";
-import { hasModuleSelection, isFoldedRowInSelection, selectedName } from "../../store/modules";
+import { hasModuleSelection, isInSelection, selectedName } from "../../store/modules";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
 import { containsWords, words } from "../../store/search";
@@ -20,7 +20,8 @@ export const SEVERITIES = ["error", "warning", "info"];
 const MAX_INITIAL = 25; // findings drawn before "show more" is clicked
 
 export function Findings() {
-  const { findings } = page.value;
+  const { findings, run } = page.value;
+  const note = run.findings_note;
   const severity = param("severity") ?? "all";
   const [isComplete, setComplete] = useState(false);
   const matching = findings.filter((finding) => matchesFilter(finding, severity));
@@ -34,6 +35,7 @@ export function Findings() {
         <>
           <FilterNote numMatching={matching.length} numAll={findings.length} />
           {findings.length > 0 && <span class="dim"> {page.value.run.checks}</span>}
+          {note && <span class="findings-note"> {note}</span>}
         </>
       }
       controls={
@@ -67,7 +69,7 @@ export function Findings() {
 
 function matchesFilter(finding: FindingItem, severity: string): boolean {
   if (severity !== "all" && finding.severity !== severity) return false;
-  if (!isFoldedRowInSelection(finding.module)) return false;
+  if (hasModuleSelection.value && !finding.modules.some(isInSelection)) return false;
   if (!isSourceSelected(finding.source) || !isRankSelected(finding.ranks)) return false;
   return containsWords(
     [finding.rule, finding.subject, finding.fact, finding.remedy].join("\n"),

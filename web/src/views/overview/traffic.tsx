@@ -1,6 +1,6 @@
 /** What a rank sends: the causes that send most, with their lines, and bytes by axis and phase. */
 import { Bar } from "../../parts/bar";
-import { heatColor } from "../../parts/colors";
+import { heatColor, heatTextColor } from "../../parts/colors";
 import { Breakable } from "../../parts/highlight";
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
@@ -14,7 +14,6 @@ import { isOfSeveralRanks, selectedTraffic, sumRows } from "../../store/traffic"
 import { type CauseRow, selectedCauses } from "../communication/cause_rows";
 
 const NUM_CAUSES = 5;
-const HOT_SHARE = 0.6; // above this the background is strong and the text light
 
 export function TrafficOverview() {
   if (!page.value.communication?.traffic.count.length) return null;
@@ -192,7 +191,7 @@ function Cell({ value, max, onClick }: CellProps) {
       class="end"
       style={{
         background: heatColor(share),
-        color: share > HOT_SHARE ? "var(--heat-text)" : undefined,
+        color: heatTextColor(share),
       }}
     >
       <button type="button" title="select these collectives in every view" onClick={onClick}>

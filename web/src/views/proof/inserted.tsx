@@ -2,6 +2,8 @@
 import { useCallback, useMemo } from "preact/hooks";
 import type { FallbackRow, InsertedRow } from "../../page";
 import { Badge } from "../../parts/badge";
+import { CollectiveName } from "../../parts/collective_name";
+import { FacetLink } from "../../parts/facet_link";
 import { ModuleLink } from "../../parts/module_link";
 import { SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
@@ -57,8 +59,24 @@ function makeColumns(
       grow: 1,
       isText: true,
       value: (row) => `${at(row).kind}[${at(row).axis}]`,
+      cell: (row) => (
+        <span class="clip">
+          <CollectiveName {...at(row)} />
+        </span>
+      ),
     },
-    { id: "phase", title: "Phase", width: 6.5, isText: true, value: (row) => at(row).phase },
+    {
+      id: "phase",
+      title: "Phase",
+      width: 6.5,
+      isText: true,
+      value: (row) => at(row).phase,
+      cell: (row) => (
+        <FacetLink facet="phase" value={at(row).phase}>
+          {at(row).phase}
+        </FacetLink>
+      ),
+    },
     {
       id: "count",
       title: "Count",
@@ -161,8 +179,11 @@ function Fallback({ row, entries }: { row: FallbackRow; entries: readonly number
         <code>{row.op}</code>
         {entries.length > 1 && <span class="chip">×{formatNumber(entries.length)}</span>}
         <span>
-          in <ModuleLink module={row.modules[first]!} /> along {row.axis}, {formatBytes(numBytes)}{" "}
-          moved
+          in <ModuleLink module={row.modules[first]!} /> along{" "}
+          <FacetLink facet="axis" value={row.axis} isInline>
+            {row.axis}
+          </FacetLink>
+          , {formatBytes(numBytes)} moved
         </span>
       </div>
       <p class="mono wrap">{row.placements}</p>

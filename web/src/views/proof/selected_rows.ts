@@ -1,10 +1,12 @@
 /** What is selected of the results of parity checks and of parallel programs. */
-import type { DivergenceItem, FallbackRow, InsertedRow, VerdictTable } from "../../page";
+import type { DivergenceItem, FallbackRow, InsertedRow, TensorTable } from "../../page";
+import type { KnownNames } from "../../store/known_names";
 import { isInSelection } from "../../store/modules";
 import {
   type Facet,
   isRankSelected,
   isSourceSelected,
+  isStepSelected,
   selectedFacetName,
 } from "../../store/selection";
 
@@ -12,29 +14,24 @@ import {
 export const FOLLOWED: Readonly<
   Record<"tensors" | "divergences" | "inserted" | "fallbacks", readonly Facet[]>
 > = {
-  tensors: ["module", "phase", "rank"],
+  tensors: ["module", "phase", "dtype", "rank", "step"],
   divergences: ["module", "phase", "line"],
   inserted: ["module", "axis", "kind", "phase", "line", "rank"], // all ranks have the same
   fallbacks: ["module", "axis", "line", "rank"],
 };
 
-/** The phase that computes a tensor; a parameter is compared before the run. */
-const PHASE_OF: Readonly<Record<string, string>> = {
-  output: "forward",
-  buffer: "forward",
-  gradient: "backward",
-};
-
-export function isTensorSelected(tensors: VerdictTable, row: number): boolean {
+export function isTensorSelected(tensors: TensorTable, row: number): boolean {
   return (
     isInSelection(tensors.module[row]!) &&
     isRankSelected(tensors.ranks[row]!) &&
-    isPhaseSelected(PHASE_OF[tensors.kind[row]!] ?? "")
+    isNameSelected("phase", tensors.phase[row]!) &&
+    isNameSelected("dtype", tensors.dtype[row]!) &&
+    isStepSelected(tensors.step[row]!)
   );
 }
 
 /** `3 of 12 tensors differ`: of those that are selected. */
-export function countDiffering(tensors: VerdictTable): {
+export function countDiffering(tensors: TensorTable): {
   readonly all: number;
   readonly bad: number;
 } {
@@ -43,14 +40,10 @@ export function countDiffering(tensors: VerdictTable): {
 }
 
 export function isDivergenceSelected({ module, phase, source }: DivergenceItem): boolean {
-  return isInSelection(module) && isPhaseSelected(phase) && isSourceSelected(source);
+  return isInSelection(module) && isNameSelected("phase", phase) && isSourceSelected(source);
 }
 
-function isPhaseSelected(phase: string): boolean {
-  return isNameSelected("phase", phase);
-}
-
-function isNameSelected(facet: "axis" | "kind" | "phase", name: string): boolean {
+function isNameSelected(facet: keyof KnownNames, name: string): boolean {
   const selected = selectedFacetName(facet);
   return selected === null || selected === name;
 }

@@ -3,10 +3,10 @@ import type { ShardingTable } from "../../page";
 import { Empty } from "../../parts/empty_message";
 import { Panel } from "../../parts/panel";
 import { formatBytes, formatShare } from "../../parts/units";
-import { hasModuleSelection, isInSelection } from "../../store/modules";
 import { page } from "../../store/page";
-import { isRankSelected, selection } from "../../store/selection";
+import { selectedFacets } from "../../store/selection";
 import { sumLocalBytes } from "./parameter_filters";
+import { listFollowed, makeParameterFilter } from "./selected_parameters";
 
 export function Summary({ table }: { table: ShardingTable }) {
   const {
@@ -25,7 +25,7 @@ export function Summary({ table }: { table: ShardingTable }) {
     <Panel
       title="What a rank holds"
       note="Parameters, tied ones once, without buffers; of the rank that holds most."
-      follows={["module", "rank"]}
+      follows={listFollowed(table.parameters)}
     >
       <div class="rank-bytes">
         <SummaryLine label="all parameters" text={formatBytes(globalBytes)}>
@@ -64,14 +64,11 @@ export function Summary({ table }: { table: ShardingTable }) {
   );
 }
 
-/** The part of a rank's bytes that belongs to the selected modules, or what the selected rank holds. */
+/** The part of a rank's bytes that is selected, or what the selected rank holds. */
 function SelectedLine({ table, localBytes }: { table: ShardingTable; localBytes: number }) {
-  if (!hasModuleSelection.value && selection.value.rank < 0) return null;
-  const { module, ranks } = table.parameters;
-  const numBytes = sumLocalBytes(
-    table.parameters,
-    (row) => isInSelection(module[row]!) && isRankSelected(ranks[row]!),
-  );
+  const followed = listFollowed(table.parameters);
+  if (!selectedFacets.value.some((facet) => followed.includes(facet))) return null;
+  const numBytes = sumLocalBytes(table.parameters, makeParameterFilter(table.parameters));
   if (numBytes === null) return null;
   return (
     <SummaryLine

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from shardscope._torch.dynamo import find_backend, patched_inductor, watched_compiles
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.snapshot import preserved_random_state, seed_torch
 from shardscope._torch.tree import map_tensor_leaves
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,
@@ -47,7 +47,7 @@ def freeze_rng_ops(subgraph: Subgraph, *, seed: int) -> Subgraph | None:
     The arguments of a random op become outputs, so that the ops before it are still compared.
     """
     recorder = _RngRecorder(subgraph.graph)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     with torch.set_grad_enabled(subgraph.with_gradients):
         recorder.run(*copy_inputs(subgraph.inputs))
     if not recorder.rng_results:

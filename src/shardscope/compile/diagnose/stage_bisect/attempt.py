@@ -31,6 +31,7 @@ from shardscope._torch.inductor import (
     inductor_settings,
     without_caches,
 )
+from shardscope._torch.snapshot import seed_torch
 from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
 from shardscope.compile.diagnose.stage_bisect.bisect import (
     DECOMPOSITIONS,
@@ -121,7 +122,7 @@ def _compute(graph: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]
     recorder = _ValueRecorder(graph)
     copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
     with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(_SEED)
+        seed_torch(_SEED)
         recorder.run(*copies)
     return recorder.values | dict(zip(_placeholders(graph), inputs, strict=True))
 

@@ -25,6 +25,7 @@ from shardscope._torch.graph import (
     opens_level,
     unwraps,
 )
+from shardscope._torch.snapshot import seed_torch
 from shardscope._torch.storage import count_writes
 from shardscope.compile.diagnose.subgraph.subgraph import (
     Subgraph,
@@ -171,7 +172,7 @@ class EagerRun:
     def __enter__(self) -> EagerRun:
         self._cleanup.enter_context(torch.random.fork_rng(devices=sorted(self._devices)))
         self._cleanup.enter_context(torch.set_grad_enabled(self._has_grad))
-        torch.manual_seed(self._seed)
+        seed_torch(self._seed)
         return self
 
     def __exit__(

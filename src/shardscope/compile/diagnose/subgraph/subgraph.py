@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from shardscope._torch.graph import switched_back
+from shardscope._torch.snapshot import seed_torch
 from shardscope._torch.storage import is_wrapper_type
 
 
@@ -166,7 +167,7 @@ def run(
     report_phase: PhaseCallback = ignore_phase,
 ) -> RunValues:
     """Call with `inputs`, which may be changed, and compute gradients of differentiable outputs."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     leaves = {name: find_leaf(value) for name, value in name_inputs(inputs).items()}
     with torch.set_grad_enabled(with_gradients), switched_back():
         outputs = call(inputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -174,6 +175,7 @@ class _ForkServer:
 
 def serve_forks(control: int) -> None:
     """Serve forks; in a fork, run its task."""
+    gc.freeze()  # forks then neither look through torch's million objects nor copy their memory
     with socket.socket(fileno=control) as connection:
         task = _ForkServer(connection).serve()
     if task is None:

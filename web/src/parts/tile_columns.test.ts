@@ -10,5 +10,5 @@ test.each([
   [1, 370, 1],
   [3, 0, 3], // not measured yet
 ])("%i tiles in %i pixels have %i columns", (numTiles, width, columns) => {
-  expect(countColumns(numTiles, width, 14)).toBe(columns);
+  expect(countColumns(numTiles, width, { remSize: 14 })).toBe(columns);
 });

@@ -1,19 +1,21 @@
 /** Table of tensors compared with the single device; those that differ come first. */
 import { useCallback, useMemo } from "preact/hooks";
-import type { VerdictTable } from "../../page";
+import type { TensorTable } from "../../page";
 import { Badge } from "../../parts/badge";
+import { FacetLink } from "../../parts/facet_link";
 import { ModuleLink } from "../../parts/module_link";
 import { type Column, Table } from "../../parts/table";
+import { firstRank } from "../../store/ranks";
 import { route } from "../../store/route";
 import { isTensorSelected } from "./selected_rows";
 
 interface Props {
-  readonly tensors: VerdictTable;
+  readonly tensors: TensorTable;
   readonly label: string;
   readonly isBad: boolean; // whether only those that differ are shown
 }
 
-export function Verdicts({ tensors, label, isBad }: Props) {
+export function ComparedTensors({ tensors, label, isBad }: Props) {
   const columns = useMemo(() => makeColumns(tensors), [tensors]);
   const { params } = route.value;
   const isShown = useCallback(
@@ -30,7 +32,7 @@ export function Verdicts({ tensors, label, isBad }: Props) {
       modules={moduleOf}
       empty="No tensors were compared."
       height="30rem"
-      detail={(row) => <Verdict tensors={tensors} row={row} />}
+      detail={(row) => <ComparedTensor tensors={tensors} row={row} />}
     />
   );
 }
@@ -39,7 +41,7 @@ function formatError(value: number | null | undefined): string {
   return value === null || value === undefined ? "" : value === 0 ? "0" : value.toExponential(1);
 }
 
-function makeColumns(tensors: VerdictTable): Column[] {
+function makeColumns(tensors: TensorTable): Column[] {
   const { name, kind, agreement, error, noise, suspect, detail, ranks } = tensors;
   const words = (id: string, title: string, width: number, texts: readonly string[]): Column => ({
     id,
@@ -88,12 +90,30 @@ function makeColumns(tensors: VerdictTable): Column[] {
       cell: (row) => formatError(noise[row]),
     },
     ...(hasAny(suspect) ? [words("suspect", "Likely cause", 11, suspect)] : []),
-    ...(hasAny(ranks) ? [words("ranks", "Ranks", 6, ranks)] : []),
+    ...(hasAny(ranks) ? [makeRankColumn(ranks)] : []),
     ...(hasAny(detail) ? [{ ...words("detail", "Detail", 14, detail), isNeverCut: true }] : []),
   ];
 }
 
-function Verdict({ tensors, row }: { tensors: VerdictTable; row: number }) {
+/** The ranks that differ; a click selects the first of them. */
+function makeRankColumn(ranks: readonly string[]): Column {
+  return {
+    id: "ranks",
+    title: "Ranks",
+    width: 6,
+    grow: 1,
+    isText: true,
+    value: (row) => ranks[row]!,
+    cell: (row) =>
+      ranks[row] && (
+        <FacetLink facet="rank" value={firstRank(ranks[row])}>
+          {ranks[row]}
+        </FacetLink>
+      ),
+  };
+}
+
+function ComparedTensor({ tensors, row }: { tensors: TensorTable; row: number }) {
   return (
     <div class="stack">
       <p>

@@ -1,0 +1,1 @@
+"""Hangs of distributed training from the public record, rebuilt as small programs."""

@@ -1,0 +1,186 @@
+"""Values that stay known across collectives whose ranks run one after the other.
+
+A rank that runs alone does not hear what the others send. Where the inputs of a collective have
+known values, as a flag or a count has, the other ranks are taken to have the same; unless their
+inputs are known from an earlier run, in which they were noted as `Post`s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
+from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.fake import FakeTensor
+from shardscope._torch.process_groups.collective_semantics import (
+    CollectiveRequest,
+    collective_results,
+)
+from shardscope._torch.process_groups.host_data import copy_mark, set_constant
+from shardscope._torch.process_groups.posts import GroupKey, Hearsay, ObjectPost, Post
+from shardscope.errors import CollectiveError
+
+_MAX_VALUES = 64  # of a tensor that is noted
+
+
+@final
+class KnownValues:
+    """Keeps values known across collectives; other ranks' inputs are those that were heard of."""
+
+    def __init__(self) -> None:
+        self.posts: list[Post] = []
+        self.object_posts: list[ObjectPost] = []
+        self._heard: dict[tuple[GroupKey, int], Hearsay] = {}
+        self._heard_objects: dict[tuple[GroupKey, int], Hearsay] = {}
+        self._object_numbers: Counter[GroupKey] = Counter()
+        self._before = threading.local()
+        self._keys: dict[int, GroupKey] = {}  # by id of the group
+        self._numbers: Counter[GroupKey] = Counter()
+        self._counts: Counter[tuple[int, int]] = Counter()  # of groups, by size and stride
+
+    def hear(self, hearsay: Iterable[Hearsay]) -> None:
+        """Learn what the members of groups give to some of their collectives."""
+        for heard in hearsay:
+            known = self._heard_objects if heard.objects else self._heard
+            known[heard.group, heard.number] = heard
+
+    def exchange_objects(self, group: Any, content: bytes) -> Sequence[bytes] | None:
+        """Note what this rank gives; returns what each member gives, if that is known."""
+        key = self._find_key(group)
+        number = self._object_numbers[key]
+        self._object_numbers[key] += 1
+        self.object_posts.append(ObjectPost(key, number, content))
+        heard = self._heard_objects.get((key, number))
+        return None if heard is None else heard.objects
+
+    def before(self, event: CollectiveEvent) -> None:
+        """Note the known values: a collective that writes to a tensor clears them."""
+        known: dict[int, torch.Tensor] = {}
+        for single in event.singles():
+            call = single.read()
+            key = self._find_key(call.group)
+            number = self._numbers[key]
+            self._numbers[key] += 1
+            constants = [_find_constant(tensor) for tensor in call.inputs]
+            known |= {
+                id(tensor): constant
+                for tensor, constant in zip(call.inputs, constants, strict=True)
+                if constant is not None
+            }
+            self._before.place = key, number
+            if constants and all(c is not None and c.numel() <= _MAX_VALUES for c in constants):
+                self.posts.append(_make_post(key, number, single, constants))
+        self._before.values = known
+
+    def amend(self, event: CollectiveEvent, result: Any) -> Any:
+        """Set the values of the outputs."""
+        known: dict[int, torch.Tensor] = getattr(self._before, "values", {})
+        call = event.read()
+        outputs = call.outputs
+        if outputs is None:  # a functional collective, or one that overwrites its input
+            outputs = tensors_in(result) if not event.op.startswith("c10d.") else call.inputs
+        layout = event.layout.reduce_op
+        is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
+        with disable_dispatch_modes():
+            if self._set_heard(event, outputs):
+                return result
+            for index, output in enumerate(outputs):
+                source = call.inputs[index % len(call.inputs)] if call.inputs else None
+                constant = known.get(id(source))
+                if source is not output and isinstance(output, FakeTensor):
+                    copy_mark(source, output)
+                if constant is not None and isinstance(output, FakeTensor):
+                    values = constant * call.group.size() if is_sum else constant
+                    _set_values(output, values)
+        return result
+
+    def _set_heard(self, event: CollectiveEvent, outputs: Sequence[torch.Tensor]) -> bool:
+        """Compute the outputs from the inputs of all ranks, if they are known."""
+        place: tuple[GroupKey, int] | None = getattr(self._before, "place", None)
+        heard = None if place is None else self._heard.get(place)
+        if heard is None:
+            return False
+        call = event.read()
+        dtype = (call.inputs or outputs)[0].dtype
+        layout = event.layout.reduce_op
+        reduction = "" if layout is None else reduce_op_name(event.args[layout]) or ""
+        shapes = [tensor.shape for tensor in call.inputs]
+        requests = [
+            CollectiveRequest(
+                str(call.kind),
+                [
+                    torch.tensor(values, dtype=dtype).view(shape)
+                    for values, shape in zip(own, shapes, strict=False)
+                ],
+                root=call.peer or 0,
+                reduction=reduction.upper(),
+            )
+            for own in heard.values
+        ]
+        try:
+            results = collective_results(requests)[dist.get_rank(call.group)]
+        except (CollectiveError, KeyError, RuntimeError):
+            return False  # the ranks do not issue the same, which is found elsewhere
+        if len(results) > len(outputs):  # gathered into one tensor
+            results = [torch.cat([part.reshape(-1) for part in results])]
+        for output, values in zip(outputs, results, strict=False):
+            _set_output(output, values)
+        return True
+
+    def _find_key(self, group: Any) -> GroupKey:
+        key = self._keys.get(id(group))
+        if key is None:
+            ranks = dist.get_process_group_ranks(group)
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+            shape = (len(ranks), stride)
+            key = self._keys[id(group)] = GroupKey(*shape, self._counts[shape])
+            self._counts[shape] += 1
+        return key
+
+
+def _find_constant(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The values of a tensor without data, or of a small one with data; None if not known."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.constant  # type: ignore[no-any-return]
+    return tensor.detach() if type(tensor) is torch.Tensor and not tensor.is_meta else None
+
+
+def _make_post(
+    key: GroupKey, number: int, event: CollectiveEvent, constants: Sequence[torch.Tensor | None]
+) -> Post:
+    call = event.read()
+    layout = event.layout.reduce_op
+    with disable_dispatch_modes():
+        values = tuple(tuple(map(float, c.flatten().tolist())) for c in constants if c is not None)
+    return Post(
+        key,
+        number,
+        str(call.kind),
+        "" if layout is None else reduce_op_name(event.args[layout]) or "",
+        call.peer or 0,
+        values,
+    )
+
+
+def _set_values(output: Any, values: torch.Tensor) -> None:
+    """Set what is known of an output: as many copies of the input as it has room for."""
+    if values.numel() and not output.numel() % values.numel():
+        copies = values.reshape(-1).repeat(output.numel() // values.numel())
+        set_constant(output, copies.view(tuple(output.shape)))
+
+
+def _set_output(output: Any, values: torch.Tensor) -> None:
+    if output.numel() != values.numel():
+        return
+    if isinstance(output, FakeTensor):
+        set_constant(output, values.view(tuple(output.shape)))
+    else:
+        with torch.no_grad():
+            output.copy_(values.view(output.shape))

@@ -1,0 +1,198 @@
+"""Findings about ranks that do not issue the same collectives: the condition and the remedy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shardscope.check.remedies import suggest_remedy
+from shardscope.check.shifts import Shift
+from shardscope.check.variations import PlannedVariation
+from shardscope.hang import (
+    P2P_KINDS,
+    describe_call,
+    find_divergences,
+    name_ranks,
+    payload_bytes,
+    sort_by_group,
+)
+from shardscope.record import (
+    Collective,
+    Finding,
+    Recording,
+    Severity,
+    compress_ranks,
+    intersect_ranks,
+)
+
+DIVERGENCE = "divergence"
+POSSIBLE_DIVERGENCE = "possible-divergence"
+_MAX_SIDES = 4
+
+
+@final
+@dataclass(frozen=True)
+class Side:
+    """Ranks that are at the same place: in a call, or, if it is None, at their end."""
+
+    ranks: tuple[int, ...]
+    call: Collective | None
+    position: int | None = None  # among the collectives of the call's group
+
+
+def explain_divergence(recording: Recording, variation: PlannedVariation | None) -> Finding:
+    """The finding about ranks that have diverged, under the variation that came before it."""
+    divergences = list(find_divergences(sort_by_group(recording)).values())
+    if divergences:
+        divergence = divergences[0]
+        sides = _list_sides(recording, divergence.group, divergence.position)
+        fact = f"at position {divergence.position} of group {divergence.group}, "
+        fact += ", and ".join(map(_describe_issuers, sides[:_MAX_SIDES]))
+        subject = f"group {divergence.group}"
+    else:
+        sides = _list_last_calls(recording)
+        fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
+        subject = name_ranks(rank for side in sides for rank in side.ranks)
+    return _make_finding(sides, fact, subject, variation)
+
+
+def differ_in_size_only(recording: Recording, before: Recording) -> bool:
+    """Whether the ranks of a group issue the same collectives, on tensors of a new size.
+
+    `before` is the recording of the run without changes: if a size is found there, the ranks issue
+    what they did, in another order.
+    """
+    divergences = list(find_divergences(sort_by_group(recording)).values())
+    if not divergences:
+        return False
+    sides = _list_sides(recording, divergences[0].group, divergences[0].position)
+    calls = [side.call for side in sides if side.call is not None]
+    if len(calls) < len(sides) or len({(call.kind, call.source) for call in calls}) > 1:
+        return False
+    known = {(call.kind, call.source, payload_bytes(call)) for call in before.collectives}
+    return any((call.kind, call.source, payload_bytes(call)) not in known for call in calls)
+
+
+def explain_shift(shift: Shift, variation: PlannedVariation) -> Finding:
+    """The finding about ranks that skip collectives, or issue more, and go on."""
+    ranks, count = name_ranks(shift.ranks), abs(shift.num_calls)
+    is_single = len(shift.ranks) == 1
+    number = "a collective" if count == 1 else f"{count:,} collectives"
+    if shift.num_calls < 0:
+        words = f"{'skips' if is_single else 'skip'} {number} that the other ranks issue"
+    else:
+        words = f"{'issues' if is_single else 'issue'} {number} more than the other ranks"
+    first = "" if shift.call is None else f", the first {describe_call(shift.call)}"
+    fact = (
+        f"{ranks} {words}{first}; what {'it issues' if is_single else 'they issue'} later is taken "
+        "for these, and in the end ranks wait forever"
+    )
+    sides = [Side(shift.ranks, None), Side((), shift.call)]
+    return _make_finding(sides, fact, ranks, variation)
+
+
+def _make_finding(
+    sides: Sequence[Side], fact: str, subject: str, variation: PlannedVariation | None
+) -> Finding:
+    first = sides[0]
+    source = next((side.call.source for side in sides if side.call and side.call.source), None)
+    calls = [side.call for side in sides if side.call is not None]
+    has_ended = any(side.call is None for side in sides)
+    remedy = suggest_remedy(calls, variation, has_ended=has_ended)
+    if variation is None:
+        return Finding(
+            rule=DIVERGENCE,
+            severity=Severity.ERROR,
+            subject=subject,
+            fact=fact,
+            remedy=remedy,
+            rank=first.ranks[0] if first.ranks else None,
+            source=(first.call.source if first.call else None) or source,
+        )
+    return Finding(
+        rule=POSSIBLE_DIVERGENCE,
+        severity=Severity.WARNING,
+        subject=subject,
+        fact=f"if {variation.condition}: {fact}",
+        remedy=remedy,
+        rank=variation.ranks[0],
+        source=variation.source or source,
+    )
+
+
+def _list_sides(recording: Recording, group: str, position: int) -> list[Side]:
+    """What each rank of a group issues at a position, ranks with the same together, few first."""
+    ranks: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    calls: dict[tuple[object, ...], Collective | None] = {}
+    members = _list_members(recording, group)
+    for rank in members:
+        own = [
+            call
+            for call in recording.collectives
+            if call.rank == rank and call.group == group and call.kind not in P2P_KINDS
+        ]
+        own.sort(key=lambda call: call.group_order)
+        call = own[position] if position < len(own) else None
+        if call is None and any(stop.rank == rank for stop in recording.stops):
+            continue  # it was ended before
+        key = _place_of(call)
+        ranks[key].append(rank)
+        calls.setdefault(key, call)
+    sides = [Side(tuple(ranks[key]), calls[key], position) for key in ranks]
+    return sorted(sides, key=lambda side: len(side.ranks))
+
+
+def _list_last_calls(recording: Recording) -> list[Side]:
+    """The call that each rank waits in, ranks in the same call together, few first."""
+    last: dict[int, Collective] = {}
+    counts: defaultdict[tuple[int, str], int] = defaultdict(int)
+    for call in sorted(recording.collectives, key=lambda call: call.order):
+        last[call.rank] = call
+        counts[call.rank, call.group] += call.kind not in P2P_KINDS
+    ranks: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    stopped = {stop.rank for stop in recording.stops}
+    for rank in sorted(last):
+        ranks[_place_of(last[rank] if rank in stopped else None)].append(rank)
+    sides = []
+    for key, members in ranks.items():
+        waiting = last[members[0]] if key else None
+        position = None
+        if waiting is not None and waiting.kind not in P2P_KINDS:
+            position = counts[members[0], waiting.group] - 1
+        sides.append(Side(tuple(members), waiting, position))
+    return sorted(sides, key=lambda side: len(side.ranks))
+
+
+def _place_of(call: Collective | None) -> tuple[object, ...]:
+    if call is None:
+        return ()
+    line = None if call.source is None else (call.source.file, call.source.line)
+    size = payload_bytes(call)
+    return (call.kind, call.group, call.dtype, call.reduce_op, size, call.owner, line)
+
+
+def _list_members(recording: Recording, group: str) -> list[int]:
+    members = {call.rank for call in recording.collectives if call.group == group}
+    recorded = {call.rank for call in recording.collectives}
+    for known in recording.groups:
+        if known.name == group:
+            members |= {*intersect_ranks(known.ranks, compress_ranks(recorded))}
+    return sorted(members)
+
+
+def _describe_issuers(side: Side) -> str:
+    verb = "issues" if len(side.ranks) == 1 else "issue"
+    what = "nothing more" if side.call is None else describe_call(side.call)
+    return f"{name_ranks(side.ranks)} {verb} {what}"
+
+
+def _describe_waiters(side: Side) -> str:
+    is_single = len(side.ranks) == 1
+    if side.call is None:
+        return f"{name_ranks(side.ranks)} {'has' if is_single else 'have'} ended"
+    place = "" if side.position is None else f" at position {side.position}"
+    verb = "waits" if is_single else "wait"
+    call = describe_call(side.call)
+    return f"{name_ranks(side.ranks)} {verb} in {call}{place} of group {side.call.group}"

@@ -1,0 +1,219 @@
+"""Ranks that run one after the other, without data, each as if the others did what it does.
+
+A rank of each role is run once without changes. With changes, only the ranks that see them are run
+again, and compared with what the others have issued before. What ranks give to collectives is
+passed on where it is known: if it differs, the ranks that hear it are run again, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from shardscope._torch.process_groups.posts import GroupKey, Hearsay, ObjectPost, Post
+from shardscope.check.roles import Roles, read_roles
+from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
+from shardscope.errors import LaunchError
+from shardscope.hang import P2P_KINDS, Divergence, find_divergences, sort_by_group
+from shardscope.launch.api import load_job
+from shardscope.launch.decisions import Change, Decisions
+from shardscope.record import Recording, merge
+
+MAX_OPS = 20_000
+"""After how many ops, and three steps, a program is ended."""
+_MAX_ROUNDS = 3  # of running ranks again with what they have heard
+_MAX_MEMBERS = 64  # of a group whose members' values are passed on
+
+
+@final
+class SimulatedRanks:
+    """A rank of each role of a program, run without data."""
+
+    def __init__(self, runner: JobRunner) -> None:
+        self._runner = runner
+        self._recordings: dict[int, Recording] = {}
+        self._decisions: dict[int, Decisions] = {}
+        self._hearsay: dict[int, tuple[Hearsay, ...]] = {}
+        self._num_steps: int | None = None  # that each rank takes, if not to the program's end
+        self.roles: Roles | None = None
+
+    def probe(self) -> Decisions | str:
+        """Run rank 0, whose mesh tells the roles: what it decided by, or why it has failed."""
+        failure = self._update({0}, (), {}, self._recordings, self._decisions, max_ops=MAX_OPS)
+        if failure is not None or 0 not in self._recordings:
+            return failure or "The program has left no recording."
+        self.roles = read_roles(self._recordings[0])
+        if self._recordings[0].stops:  # it was ended, and all others have to take as many steps
+            self._num_steps = self._decisions[0].num_steps
+        return self._decisions[0]
+
+    def run(self, changes: Sequence[Change] = ()) -> RanksRun:
+        """Run the ranks; with changes, those that see them."""
+        if self.roles is None:
+            probed = self.probe()
+            if isinstance(probed, str):
+                raise LaunchError(probed)
+        assert self.roles is not None
+        if len(self._decisions) < len(self.roles.ranks):
+            return self._run_all(self.roles)
+        chosen = {
+            self.roles.find_representative(rank) for change in changes for rank in change.ranks
+        }
+        recordings, decisions = dict(self._recordings), dict(self._decisions)
+        hearsay = dict(self._hearsay)
+        for _ in range(_MAX_ROUNDS):
+            failure = self._update(chosen, changes, hearsay, recordings, decisions)
+            if failure is not None:
+                return self._make_run(recordings, decisions, changes, failure)
+            heard = self._find_hearsay(decisions)
+            chosen = {rank for rank, own in heard.items() if own != hearsay.get(rank, ())}
+            hearsay |= heard
+            if not chosen:
+                break
+        return self._make_run(recordings, decisions, changes, None)
+
+    def _run_all(self, roles: Roles) -> RanksRun:
+        """Run the ranks that have not run yet, and again those that hear what others give."""
+        chosen = {*roles.ranks} - {*self._decisions}
+        for _ in range(_MAX_ROUNDS):
+            failure = self._update(chosen, (), self._hearsay, self._recordings, self._decisions)
+            heard = self._find_hearsay(self._decisions)
+            chosen = {rank for rank, own in heard.items() if own != self._hearsay.get(rank, ())}
+            self._hearsay |= heard
+            if not chosen or failure is not None:
+                break
+        return self._make_run(self._recordings, self._decisions, (), failure)
+
+    def _update(
+        self,
+        ranks: Iterable[int],
+        changes: Sequence[Change],
+        hearsay: Mapping[int, tuple[Hearsay, ...]],
+        recordings: dict[int, Recording],
+        decisions: dict[int, Decisions],
+        *,
+        max_ops: int = 0,
+    ) -> str | None:
+        """Run ranks and put their results in the place of earlier ones; returns why any failed."""
+        chosen = sorted(ranks)
+        if not chosen:
+            return None
+        scratch, ended = self._runner.run(
+            chosen, changes, hearsay=hearsay, num_steps=self._num_steps, max_ops=max_ops
+        )
+        decisions |= read_decisions(scratch, ended)
+        for job_ended in ended:
+            recording = load_job(str(scratch), job_ended)
+            if recording is not None:
+                recordings[job_ended.job.rank] = recording
+        return explain_failures(ended)
+
+    def _make_run(
+        self,
+        recordings: Mapping[int, Recording],
+        decisions: Mapping[int, Decisions],
+        changes: Sequence[Change],
+        failure: str | None,
+    ) -> RanksRun:
+        if not recordings:
+            raise LaunchError(failure or "No rank has left a recording.")
+        recording = _join(recordings)
+        divergences = list(find_divergences(sort_by_group(recording)).values())
+        changed = {index for rank in decisions.values() for index in rank.changed}
+        last = max(changed, default=None)
+        if divergences and changed:
+            last = _find_cause(recording, divergences, decisions)
+        return RanksRun(recording, decisions, bool(divergences), last, failure)
+
+    def _find_hearsay(self, decisions: Mapping[int, Decisions]) -> dict[int, tuple[Hearsay, ...]]:
+        """What each rank hears from others that differs from what it gives itself."""
+        assert self.roles is not None
+        posts = {
+            rank: {(p.group, p.number): p for p in own.posts} for rank, own in decisions.items()
+        }
+        objects = {
+            rank: {(p.group, p.number): p for p in own.object_posts}
+            for rank, own in decisions.items()
+        }
+        heard: dict[int, tuple[Hearsay, ...]] = {}
+        for rank in decisions:
+            own = [
+                *_list_hearsay(rank, posts, self.roles, _hear_values),
+                *_list_hearsay(rank, objects, self.roles, _hear_objects),
+            ]
+            heard[rank] = tuple(own)
+        return heard
+
+
+def _by_place(posts: Iterable[Any]) -> dict[tuple[GroupKey, int], Any]:
+    return {(post.group, post.number): post for post in posts}
+
+
+_Posts = Mapping[int, Mapping[tuple[GroupKey, int], Any]]
+
+
+def _list_hearsay(
+    rank: int,
+    posts: _Posts,
+    roles: Roles,
+    hear: Callable[[GroupKey, int, Sequence[Any]], Hearsay | None],
+) -> Iterator[Hearsay]:
+    """What a rank hears in each collective to which not all members give the same."""
+    for (group, number), own in posts[rank].items():
+        if group.size > _MAX_MEMBERS:
+            continue
+        first = rank - rank // group.stride % group.size * group.stride
+        members = (first + index * group.stride for index in range(group.size))
+        given = [
+            posts.get(roles.find_representative(member), {}).get((group, number))
+            for member in members
+        ]
+        if any(post is None for post in given) or all(post == own for post in given):
+            continue
+        heard = hear(group, number, given)
+        if heard is not None:
+            yield heard
+
+
+def _hear_values(group: GroupKey, number: int, posts: Sequence[Post]) -> Hearsay | None:
+    if len({(post.kind, post.reduction, post.root) for post in posts}) > 1:
+        return None  # the ranks do not issue the same
+    return Hearsay(group, number, values=tuple(post.values for post in posts))
+
+
+def _hear_objects(group: GroupKey, number: int, posts: Sequence[ObjectPost]) -> Hearsay:
+    return Hearsay(group, number, objects=tuple(post.content for post in posts))
+
+
+def _join(recordings: Mapping[int, Recording]) -> Recording:
+    parts = [recordings[rank] for rank in sorted(recordings)]
+    return merge(parts) if len(parts) > 1 else parts[0]
+
+
+def _find_cause(
+    recording: Recording, divergences: Sequence[Divergence], decisions: Mapping[int, Decisions]
+) -> int | None:
+    """The last change that a rank saw before it issued something else than the others."""
+    causes = []
+    for divergence in divergences:
+        for rank, own in decisions.items():
+            if not own.changed:
+                continue
+            order = _find_order(recording, divergence, rank)
+            before = [index for index, start in own.changed.items() if start <= order]
+            if before:
+                causes.append((order, max(before)))
+    return min(causes)[1] if causes else None
+
+
+def _find_order(recording: Recording, divergence: Divergence, rank: int) -> int:
+    """The position, among all collectives of a rank, of that in which it diverges."""
+    calls = [
+        call
+        for call in recording.collectives
+        if call.rank == rank and call.group == divergence.group and call.kind not in P2P_KINDS
+    ]
+    calls.sort(key=lambda call: call.group_order)
+    if divergence.position < len(calls):
+        return calls[divergence.position].order
+    return sum(call.rank == rank for call in recording.collectives)

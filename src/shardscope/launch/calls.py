@@ -1,0 +1,197 @@
+"""The instrument "calls": every collective of a program from its first line on."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
+from shardscope._torch.collectives.transfers import awaited_transfers
+from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.fake import is_fake
+from shardscope._torch.module_calls import replaced_outermost_calls
+from shardscope._torch.value_sharing import DATA, SharingTracker, ValueMode
+from shardscope.attribution.module_names import ModuleNames
+from shardscope.attribution.program_records import read_axes
+from shardscope.comm.trace import Trace, trace
+from shardscope.hang import P2P_KINDS, is_blocking_transfer
+from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.instrument import Instrument
+from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
+from shardscope.launch.lockstep import MIN_STEPS, Lockstep
+from shardscope.launch.steps import EndOfRun, StepsDone
+from shardscope.record import Axis, Call, Collective, Recording, Stop, expand_ranks
+from shardscope.record.text import describe_error
+from shardscope.world import current_world
+
+_MAX_COUNTED = 64  # elements of a tensor whose different values are counted
+_MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
+_DIVERGED = "the ranks do not issue the same collectives"
+CALLS = "calls"
+"""The name of the instrument."""
+
+
+class RanksDiverged(EndOfRun):
+    """Ends a rank because the ranks do not issue the same collectives."""
+
+
+@final
+class CallsInstrument(Instrument):
+    """Records collectives; in `lockstep`, each is announced before it is issued.
+
+    A recording ends where the program is asked to end: what it issues after that is left out.
+    """
+
+    is_from_start = True
+
+    def __init__(
+        self,
+        stream: Path,
+        lockstep: Lockstep | None = None,
+        log: DecisionLog | None = None,
+        max_ops: int = 0,
+    ) -> None:
+        self._max_ops = max_ops
+        self._stream = stream
+        self._lockstep = lockstep
+        self._log = log
+        self._tracker: SharingTracker | None = None
+        self._values: VariedValues | None = None
+        self._trace: Trace | None = None
+        self._axes: tuple[Axis, ...] = ()
+        self._num_announced = 0
+        self._known_groups: set[str] = set()
+        self._num_at_end: int | None = None
+        self._stack = ExitStack()
+
+    def begin(self) -> None:
+        """Begin to record."""
+        self._trace = trace(stream=self._stream, force=True)
+        self._stack.enter_context(self._trace)
+        self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
+        if self._lockstep is not None:
+            transfers = awaited_transfers(lambda: self._num_announced, self._wait_for)
+            self._stack.enter_context(transfers)
+        if self._log is not None:
+            self._vary(self._log)
+
+    def _vary(self, log: DecisionLog) -> None:
+        """Report where the program decides, and change what the log says."""
+        log.count_calls = lambda: self._num_announced
+        self._stack.callback(log.save)
+        self._tracker = SharingTracker(log.rank, functools.partial(_note_source, log))
+        self._stack.enter_context(varied_surroundings(log))
+        self._stack.enter_context(replaced_outermost_calls(VariedCalls(log).call))
+        self._values = VariedValues(log, self._tracker)
+        world = current_world()
+        if world is not None and world.host is not None:
+            world.host.observer = self._values
+            if world.known is not None:
+                log.known = world.known
+                world.known.hear(log.hearsay)
+        else:
+            self._stack.enter_context(ValueMode(self._values))
+
+    def start(self, models: list[nn.Module]) -> None:
+        """Read the axes of the mesh of the models."""
+        self._axes = read_axes(ModuleNames(models), lambda *_: None)
+
+    def end_run(self) -> None:
+        """The program is asked to end."""
+        if self._num_at_end is None and self._trace is not None:
+            self._num_at_end = len(self._trace.list_from(0)[1])
+            self._leave(None, is_cut=True)
+
+    def _leave(self, failure: str | None, *, is_cut: bool = False) -> None:
+        lockstep, self._lockstep = self._lockstep, None
+        if lockstep is not None:
+            lockstep.leave(failure, is_cut=is_cut)
+
+    def before(self, event: CollectiveEvent) -> None:
+        """Announce a collective, which was recorded just before, and wait for the other ranks."""
+        if self._num_at_end is not None:
+            raise StepsDone
+        assert self._trace is not None
+        groups, calls = self._trace.list_from(self._num_announced)
+        self._num_announced += len(calls)
+        if self._lockstep is None:
+            return
+        for group in groups if calls else ():
+            if group.name not in self._known_groups:
+                self._known_groups.add(group.name)
+                self._lockstep.announce_members(group.name, tuple(expand_ranks(group.ranks)))
+        for call in calls:
+            tag = int(event.argument("tag") or 0)
+            if not self._lockstep.arrive(call, waits=_waits(call, event), tag=tag):
+                raise RanksDiverged(_DIVERGED)
+
+    def _wait_for(self, order: int) -> None:
+        """Wait for the send or receive that was issued as this number."""
+        if self._lockstep is not None and not self._lockstep.wait(order):
+            raise RanksDiverged(_DIVERGED)
+
+    def amend(self, event: CollectiveEvent, result: Any) -> Any:
+        """Follow which ranks have the same after a collective."""
+        if self._tracker is not None:
+            with disable_dispatch_modes():
+                self._tracker.note_collective(event, result)
+        return result
+
+    def end_step(self) -> None:
+        """Count the steps that decisions belong to."""
+        if self._log is None or self._values is None:
+            return
+        self._log.end_step()
+        step, num_ops, lockstep = self._log.step, self._values.num_ops, self._lockstep
+        if lockstep is not None:
+            has_ended = not lockstep.end_step(step, num_ops)
+        else:
+            has_ended = self._max_ops > 0 and step >= MIN_STEPS and num_ops >= self._max_ops
+        if has_ended:
+            self.end_run()
+            self._is_done = True
+
+    def stop(self, error: BaseException | None) -> Recording | None:
+        """End, and return the collectives."""
+        if self._trace is None:
+            return None
+        self._leave(None if error is None else describe_error(error))
+        self._stack.close()
+        recording = self._trace.recording
+        calls = recording.collectives[: self._num_at_end]
+        is_cut = error is not None or self._num_at_end is not None
+        rank = recording.run.ranks[0].first
+        return replace(
+            recording,
+            run=replace(recording.run, axes=self._axes or recording.run.axes),
+            collectives=calls,
+            stops=(Stop(rank=rank, is_gapless=True),) if is_cut else (),
+        )
+
+
+def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:
+    """Note data by a hash of its values."""
+    if is_fake(tensor):
+        log.note_source(kind, str(torch.initial_seed()).encode())
+    elif tensor.numel() > 1 and tensor.layout is torch.strided:
+        with disable_dispatch_modes():
+            part = tensor.detach().flatten()[:_MAX_HASHED].contiguous()
+            values = part[:_MAX_COUNTED].tolist() if kind == DATA else ()
+            log.note_source(kind, part.view(torch.uint8).numpy().tobytes(), values)
+
+
+def _waits(call: Collective, event: CollectiveEvent) -> bool:
+    """Whether the call returns only when other ranks have issued theirs.
+
+    Of collectives that torch itself issues without waiting, the program waits soon.
+    """
+    if call.kind in P2P_KINDS:
+        return is_blocking_transfer(call)
+    return not (isinstance(call.cause, Call) and event.argument("async_op"))

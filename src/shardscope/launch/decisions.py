@@ -1,0 +1,125 @@
+"""Where a program decides by what only its rank sees, and what to change there.
+
+A site is a line that reads a value, takes a batch, asks for the time, and so on. What a rank sees
+there can be changed: so it is run as if its loss were NaN, its batch lacked an entry, or its data
+ended earlier than those of other ranks.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope._torch.process_groups.posts import ObjectPost, Post
+from shardscope.record import Source
+
+DECISIONS = "decisions.json"
+"""How the name of the file ends, in the scratch folder, with the decisions of a job."""
+
+
+class SiteKind(StrEnum):
+    """What a program does at a site."""
+
+    VALUE = "value"  # reads a value of a tensor
+    ROWS = "rows"  # selects elements of a tensor, as many as its values say
+    BATCH = "batch"  # takes a batch of a data loader
+    INPUT = "input"  # calls the model that is trained
+    CLOCK = "clock"  # asks for the time
+    SIGNAL = "signal"  # handles a signal
+    FILE = "file"  # opens a file to read it
+    EXISTS = "exists"  # asks whether a file exists
+    SEED = "seed"  # seeds a random number generator
+    OVERFLOW = "overflow"  # a gradient scaler steps an optimizer
+
+
+class ChangeKind(StrEnum):
+    """What is changed at a site."""
+
+    NAN = "nan"  # the value, or all numbers of the batch
+    ZERO = "zero"
+    LARGE = "large"
+    OPPOSITE = "opposite"  # True for False, and the reverse
+    NO_ROWS = "no_rows"
+    ALL_ROWS = "all_rows"
+    FEWER_ROWS = "fewer_rows"  # one less
+    SAME_ROWS = "same_rows"  # all rows are the first
+    SHORTER = "shorter"  # sequences
+    LONGER = "longer"
+    WITHOUT = "without"  # an entry of the batch
+    END = "end"  # of the data
+    LATER = "later"  # than it is, from then on
+    RAISED = "raised"  # an exception
+    DELIVERED = "delivered"  # the signal
+    OTHER = "other"  # seed
+
+
+class Site(Struct, frozen=True):
+    """A line of the program, and what it reads or does there: `item()`, `DataLoader`, `SIGTERM`."""
+
+    kind: SiteKind
+    what: str
+    source: Source | None = None
+
+    @property
+    def place(self) -> str:
+        """`train.py:41`, or what happens if the line is not known."""
+        return self.what if self.source is None else f"{self.source.file}:{self.source.line}"
+
+
+class Pass(Struct, frozen=True):
+    """One time that a rank came to a site.
+
+    `num_calls` is how many collectives it had issued, `ranks` those that have the same value there
+    as far as its own data or random numbers matter; None if nothing of its own does. `is_handled`
+    says that the program catches exceptions there, `detail` what there is to change.
+    """
+
+    site: int
+    number: int  # of the site's passes
+    num_calls: int
+    iteration: int  # how often the model was called before
+    value: float | None = None
+    dtype: str = ""
+    ranks: tuple[int, ...] | None = None
+    sources: tuple[str, ...] = ()
+    is_handled: bool = False
+    detail: tuple[str, ...] = ()
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What to change where `ranks` come to a site for the time `number`, counted from 0.
+
+    With `is_repeated`, also at all further passes in the same iteration.
+    """
+
+    site: Site
+    number: int
+    kind: ChangeKind
+    ranks: tuple[int, ...]
+    detail: str = ""
+    is_repeated: bool = False
+
+
+class Decisions(Struct, frozen=True, kw_only=True):
+    """What a rank has decided by: its sites and passes, what it drew and loaded, what was changed.
+
+    `data` and `random` are hashes of all tensors that were data or random numbers until the end of
+    each step, and until the end of the program; `num_values` is how many different values the data
+    has, up to a limit. `changed` maps the index of a change to the number of collectives that the
+    rank had issued before it. `num_flops` and `num_bytes` are those of the results of all ops, of a
+    rank without data.
+    """
+
+    rank: int
+    sites: tuple[Site, ...]
+    passes: tuple[Pass, ...]
+    data: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
+    num_values: int = 0
+    changed: dict[int, int] = {}
+    num_steps: int = 0
+    num_flops: int = 0
+    num_bytes: int = 0
+    posts: tuple[Post, ...] = ()
+    object_posts: tuple[ObjectPost, ...] = ()
