@@ -293,7 +293,8 @@ class RankProcess(Record, frozen=True, kw_only=True, gc=False):
 class DroppedCollectives(Record, frozen=True, kw_only=True, gc=False):
     """Collectives that a rank issued before the first that is recorded.
 
-    A stream of limited size keeps only the newest. All of one kind in one group are one record.
+    A stream of limited size keeps only the newest. All of one kind in one group are one record;
+    of sends and receives, those with one peer.
     """
 
     rank: Rank
@@ -302,6 +303,7 @@ class DroppedCollectives(Record, frozen=True, kw_only=True, gc=False):
     num_collectives: Natural
     input_bytes: Natural
     wire_bytes: Natural
+    peer: Rank | None = None  # of sends and receives, the other rank; None where it was any
 
 
 _SINGULARS = {

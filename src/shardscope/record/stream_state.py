@@ -25,13 +25,14 @@ from shardscope.record.recording import (
 from shardscope.record.stream_lines import StreamPart, StreamRecord
 from shardscope.record.value_records import ValueSample
 
+_P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _MAX_OPEN = 20  # phases of a thread, and threads, that are named and kept
 _HOST = "cpu"
 
 
 @final
 class Tally:
-    """The collectives of one kind in one group that a stream had so far."""
+    """The collectives of one kind in one group, or with one peer, that a stream had so far."""
 
     __slots__ = ("input_bytes", "num_collectives", "wire_bytes")
 
@@ -53,13 +54,18 @@ class StreamState:
         self.run = run
         # Records that stay in the stream when its oldest lines are dropped.
         self.lasting: list[Group | Module | Finding | Gap | RankProcess] = []
-        self._tallies: dict[tuple[str, CollectiveKind], Tally] = {}  # by group and kind
+        # By group, kind, and peer of a send or receive.
+        self._tallies: dict[tuple[str, CollectiveKind, int | None], Tally] = {}
         self._num_spans = self._num_values = 0
         self._open_spans = OpenSpans()
 
     def tally(self, call: Collective) -> Tally:
-        """The tally of all collectives of the same kind in the same group as `call`."""
-        return self._tallies.setdefault((call.group, call.kind), Tally())
+        """The tally of all collectives of the same kind in the same group as `call`.
+
+        Sends and receives are counted by their peer: those of two ranks are paired in order.
+        """
+        peer = call.peer if call.kind in _P2P else None
+        return self._tallies.setdefault((call.group, call.kind, peer), Tally())
 
     def add(self, record: StreamRecord) -> None:
         """Count a record, or keep it if it lasts. Collectives are counted by their tally."""
@@ -91,8 +97,9 @@ class StreamState:
                 num_collectives=tally.num_collectives,
                 input_bytes=tally.input_bytes,
                 wire_bytes=tally.wire_bytes,
+                peer=peer,
             )
-            for (group, kind), tally in self._tallies.items()
+            for (group, kind, peer), tally in self._tallies.items()
             if tally.num_collectives
         )
         num_collectives = sum(record.num_collectives for record in dropped)

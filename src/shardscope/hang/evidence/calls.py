@@ -9,6 +9,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from shardscope.record.base import CollectiveKind, Phase, Source
+from shardscope.record.recording import DroppedCollectives
 
 _INTEGER: Final = "q"  # type codes of arrays
 _NUMBER: Final = "I"
@@ -63,7 +64,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     the rank. Times are nanoseconds, 0 where not known. Columns of integers are bytes, which
     `view_integers` and `view_numbers` read. `num_issued` and `num_done` are positions that may be
     outside of the columns; `num_done` is None if completion is not recorded.
-    `num_transfers` of the calls are sends and receives.
+    `num_transfers` of the calls are sends and receives. `dropped` counts calls before those listed.
     """
 
     group: int
@@ -79,6 +80,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     num_issued: int
     num_done: int | None = None
     num_transfers: int = 0
+    dropped: tuple[DroppedCollectives, ...] = ()
 
     def __len__(self) -> int:
         return len(self.states)
@@ -108,6 +110,7 @@ class ColumnBuilder:
         self._num_transfers = 0
         self.num_issued = 0
         self.num_done: int | None = None
+        self.dropped: tuple[DroppedCollectives, ...] = ()
 
     def add(
         self,
@@ -189,4 +192,5 @@ class ColumnBuilder:
             self.num_issued,
             self.num_done,
             self._num_transfers,
+            self.dropped,
         )
