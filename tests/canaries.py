@@ -31,6 +31,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining import schedules as pipeline_schedules
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, default_collate
 
 from shardscope import simulate
 from shardscope._torch.cuda import autocast as cuda_autocast
@@ -147,6 +148,14 @@ def ddp_calls(owner: Any, name: str, check: Callable[[Any], bool] = lambda resul
         return bool(results) and any(map(check, results))
 
     return probe
+
+
+def ddp_lists_its_hooks() -> bool:
+    with simulate(mesh={"dp": 2}):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        before = list(model._comm_hooks)
+        model.register_comm_hook(None, allreduce_hook)
+        return not before and len(model._comm_hooks) == 1
 
 
 def node_of_an_op() -> Any:
@@ -1260,5 +1269,23 @@ CANARIES: dict[str, Canary] = {
             functools.partial(hasattr, import_module("torch._dynamo.backends.registry"), name),
         )
         for name in ("_BACKENDS", "_COMPILER_FNS", "_discover_entrypoint_backends")
+    },
+    "._comm_hooks": Canary("know whether DDP has a hook", ddp_lists_its_hooks),
+    "._dataset": Canary(
+        "name what a data loader draws from",
+        lambda: iter(DataLoader([1]))._dataset == [1],  # type: ignore[attr-defined, arg-type]
+    ),
+    "._collate_fn": Canary(
+        "know whether a batch was collated by torch",
+        lambda: iter(DataLoader([1]))._collate_fn is default_collate,  # type: ignore[attr-defined, arg-type]
+    ),
+    **{
+        f".{op}": Canary(purpose, functools.partial(getattr, torch.ops.aten, op))
+        for op, purpose in {
+            "_foreach_copy_": "know that a list of tensors is overwritten",
+            "_foreach_zero_": "know that a list of tensors is overwritten",
+            "_unique": "name the function whose result has a size of its own",
+            "_unique2": "name the function whose result has a size of its own",
+        }.items()
     },
 }

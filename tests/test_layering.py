@@ -27,6 +27,7 @@ EVERYTHING_BELOW_CLI = {
     "contract",
     "report",
     "launch",
+    "check",
     "errors",
     "version",
 }
@@ -64,6 +65,8 @@ ALLOWED = {
         "parallel",
         "errors",
     },
+    # Compares the ranks of a launched program.
+    "check": {"record", "_torch", "hang", "launch", "errors"},
     "parallel": {
         "record",
         "_torch",

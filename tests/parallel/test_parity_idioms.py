@@ -213,7 +213,7 @@ def test_schedulers_of_all_ranks_decide_by_the_same_number(is_reduced):
         assert "metric of ReduceLROnPlateau is" in finding.fact
 
 
-def test_numbers_that_are_read_on_one_line_are_told_apart():
+def test_numbers_that_are_read_on_one_line_are_compared_apart():
     def step(model, batch, optimizer, mesh=None):
         train(model, batch, optimizer)
         loss = model(batch).square().mean().detach()

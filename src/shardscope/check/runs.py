@@ -11,7 +11,7 @@ from typing import final
 import msgspec
 from msgspec.structs import replace
 
-from shardscope._torch.process_groups.posts import Hearsay
+from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope.hang import match_ranks
 from shardscope.launch.api import RunResult, join_jobs
 from shardscope.launch.calls import CALLS
@@ -67,7 +67,7 @@ class JobRunner:
         changes: Sequence[Change],
         *,
         in_lockstep: bool = False,
-        hearsay: Mapping[int, tuple[Hearsay, ...]] | None = None,
+        group_inputs: Mapping[int, tuple[GroupInputs, ...]] | None = None,
         num_steps: int | None = None,
         max_ops: int = 0,
     ) -> tuple[Path, list[JobEnded]]:
@@ -85,7 +85,7 @@ class JobRunner:
             has_data=in_lockstep,
             lockstep=address if in_lockstep else "",
             changes=tuple(changes),
-            hearsay=dict(hearsay or {}),
+            group_inputs=dict(group_inputs or {}),
             num_steps=num_steps or self._request.num_steps,
             max_ops=max_ops,
             is_shown=number == 0,

@@ -2,7 +2,7 @@
 
 A rank of each role is run once without changes. With changes, only the ranks that see them are run
 again, and compared with what the others have issued before. What ranks give to collectives is
-passed on where it is known: if it differs, the ranks that hear it are run again, too.
+passed on where it is known: if it differs, the ranks that receive it are run again, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from shardscope._torch.process_groups.posts import GroupKey, Hearsay, ObjectPost, Post
+from shardscope._torch.process_groups.collective_inputs import (
+    GroupInputs,
+    GroupKey,
+    ObjectInput,
+    ValueInput,
+)
 from shardscope.check.roles import Roles, read_roles
 from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
@@ -21,7 +26,7 @@ from shardscope.record import Recording, merge
 
 MAX_OPS = 20_000
 """After how many ops, and three steps, a program is ended."""
-_MAX_ROUNDS = 3  # of running ranks again with what they have heard
+_MAX_ROUNDS = 3  # of running ranks again with what they receive
 _MAX_MEMBERS = 64  # of a group whose members' values are passed on
 
 
@@ -33,7 +38,7 @@ class SimulatedRanks:
         self._runner = runner
         self._recordings: dict[int, Recording] = {}
         self._decisions: dict[int, Decisions] = {}
-        self._hearsay: dict[int, tuple[Hearsay, ...]] = {}
+        self._group_inputs: dict[int, tuple[GroupInputs, ...]] = {}
         self._num_steps: int | None = None  # that each rank takes, if not to the program's end
         self.roles: Roles | None = None
 
@@ -60,26 +65,30 @@ class SimulatedRanks:
             self.roles.find_representative(rank) for change in changes for rank in change.ranks
         }
         recordings, decisions = dict(self._recordings), dict(self._decisions)
-        hearsay = dict(self._hearsay)
+        group_inputs = dict(self._group_inputs)
         for _ in range(_MAX_ROUNDS):
-            failure = self._update(chosen, changes, hearsay, recordings, decisions)
+            failure = self._update(chosen, changes, group_inputs, recordings, decisions)
             if failure is not None:
                 return self._make_run(recordings, decisions, changes, failure)
-            heard = self._find_hearsay(decisions)
-            chosen = {rank for rank, own in heard.items() if own != hearsay.get(rank, ())}
-            hearsay |= heard
+            inputs = self._find_group_inputs(decisions)
+            chosen = {rank for rank, own in inputs.items() if own != group_inputs.get(rank, ())}
+            group_inputs |= inputs
             if not chosen:
                 break
         return self._make_run(recordings, decisions, changes, None)
 
     def _run_all(self, roles: Roles) -> RanksRun:
-        """Run the ranks that have not run yet, and again those that hear what others give."""
+        """Run the ranks that have not run yet, and again those that receive what others give."""
         chosen = {*roles.ranks} - {*self._decisions}
         for _ in range(_MAX_ROUNDS):
-            failure = self._update(chosen, (), self._hearsay, self._recordings, self._decisions)
-            heard = self._find_hearsay(self._decisions)
-            chosen = {rank for rank, own in heard.items() if own != self._hearsay.get(rank, ())}
-            self._hearsay |= heard
+            failure = self._update(
+                chosen, (), self._group_inputs, self._recordings, self._decisions
+            )
+            inputs = self._find_group_inputs(self._decisions)
+            chosen = {
+                rank for rank, own in inputs.items() if own != self._group_inputs.get(rank, ())
+            }
+            self._group_inputs |= inputs
             if not chosen or failure is not None:
                 break
         return self._make_run(self._recordings, self._decisions, (), failure)
@@ -88,7 +97,7 @@ class SimulatedRanks:
         self,
         ranks: Iterable[int],
         changes: Sequence[Change],
-        hearsay: Mapping[int, tuple[Hearsay, ...]],
+        group_inputs: Mapping[int, tuple[GroupInputs, ...]],
         recordings: dict[int, Recording],
         decisions: dict[int, Decisions],
         *,
@@ -99,7 +108,7 @@ class SimulatedRanks:
         if not chosen:
             return None
         scratch, ended = self._runner.run(
-            chosen, changes, hearsay=hearsay, num_steps=self._num_steps, max_ops=max_ops
+            chosen, changes, group_inputs=group_inputs, num_steps=self._num_steps, max_ops=max_ops
         )
         decisions |= read_decisions(scratch, ended)
         for job_ended in ended:
@@ -125,40 +134,42 @@ class SimulatedRanks:
             last = _find_cause(recording, divergences, decisions)
         return RanksRun(recording, decisions, bool(divergences), last, failure)
 
-    def _find_hearsay(self, decisions: Mapping[int, Decisions]) -> dict[int, tuple[Hearsay, ...]]:
-        """What each rank hears from others that differs from what it gives itself."""
+    def _find_group_inputs(
+        self, decisions: Mapping[int, Decisions]
+    ) -> dict[int, tuple[GroupInputs, ...]]:
+        """What the members of groups give, where it is not what the rank gives itself."""
         assert self.roles is not None
         posts = {
-            rank: {(p.group, p.number): p for p in own.posts} for rank, own in decisions.items()
+            rank: {(p.group, p.number): p for p in own.inputs} for rank, own in decisions.items()
         }
         objects = {
-            rank: {(p.group, p.number): p for p in own.object_posts}
+            rank: {(p.group, p.number): p for p in own.object_inputs}
             for rank, own in decisions.items()
         }
-        heard: dict[int, tuple[Hearsay, ...]] = {}
+        inputs: dict[int, tuple[GroupInputs, ...]] = {}
         for rank in decisions:
             own = [
-                *_list_hearsay(rank, posts, self.roles, _hear_values),
-                *_list_hearsay(rank, objects, self.roles, _hear_objects),
+                *_list_group_inputs(rank, posts, self.roles, _join_values),
+                *_list_group_inputs(rank, objects, self.roles, _join_objects),
             ]
-            heard[rank] = tuple(own)
-        return heard
+            inputs[rank] = tuple(own)
+        return inputs
 
 
 def _by_place(posts: Iterable[Any]) -> dict[tuple[GroupKey, int], Any]:
     return {(post.group, post.number): post for post in posts}
 
 
-_Posts = Mapping[int, Mapping[tuple[GroupKey, int], Any]]
+_Inputs = Mapping[int, Mapping[tuple[GroupKey, int], Any]]
 
 
-def _list_hearsay(
+def _list_group_inputs(
     rank: int,
-    posts: _Posts,
+    posts: _Inputs,
     roles: Roles,
-    hear: Callable[[GroupKey, int, Sequence[Any]], Hearsay | None],
-) -> Iterator[Hearsay]:
-    """What a rank hears in each collective to which not all members give the same."""
+    join: Callable[[GroupKey, int, Sequence[Any]], GroupInputs | None],
+) -> Iterator[GroupInputs]:
+    """The inputs of each collective of a rank to which not all members give the same."""
     for (group, number), own in posts[rank].items():
         if group.size > _MAX_MEMBERS:
             continue
@@ -170,19 +181,19 @@ def _list_hearsay(
         ]
         if any(post is None for post in given) or all(post == own for post in given):
             continue
-        heard = hear(group, number, given)
-        if heard is not None:
-            yield heard
+        inputs = join(group, number, given)
+        if inputs is not None:
+            yield inputs
 
 
-def _hear_values(group: GroupKey, number: int, posts: Sequence[Post]) -> Hearsay | None:
+def _join_values(group: GroupKey, number: int, posts: Sequence[ValueInput]) -> GroupInputs | None:
     if len({(post.kind, post.reduction, post.root) for post in posts}) > 1:
         return None  # the ranks do not issue the same
-    return Hearsay(group, number, values=tuple(post.values for post in posts))
+    return GroupInputs(group, number, values=tuple(post.values for post in posts))
 
 
-def _hear_objects(group: GroupKey, number: int, posts: Sequence[ObjectPost]) -> Hearsay:
-    return Hearsay(group, number, objects=tuple(post.content for post in posts))
+def _join_objects(group: GroupKey, number: int, posts: Sequence[ObjectInput]) -> GroupInputs:
+    return GroupInputs(group, number, objects=tuple(post.content for post in posts))
 
 
 def _join(recordings: Mapping[int, Recording]) -> Recording:

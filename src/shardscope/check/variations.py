@@ -198,8 +198,8 @@ def _has_same(first: Decisions, second: Decisions, source: str) -> bool:
     last = min(len(own), len(other)) - 1
     if last < 0 or own[last] != other[last]:
         return False
-    is_telling = source != "data" or min(first.num_values, second.num_values) >= _MIN_VALUES
-    return is_telling or _has_same(first, second, "random")
+    is_meaningful = source != "data" or min(first.num_values, second.num_values) >= _MIN_VALUES
+    return is_meaningful or _has_same(first, second, "random")
 
 
 def _list_batch_changes(

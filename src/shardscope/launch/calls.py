@@ -17,7 +17,7 @@ from shardscope._torch.collectives.transfers import awaited_transfers
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import is_fake
 from shardscope._torch.module_calls import replaced_outermost_calls
-from shardscope._torch.value_sharing import DATA, SharingTracker, ValueMode
+from shardscope._torch.process_groups.value_sharing import DATA, SharingTracker, ValueMode
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
@@ -44,7 +44,7 @@ class RanksDiverged(EndOfRun):
 
 @final
 class CallsInstrument(Instrument):
-    """Records collectives; in `lockstep`, each is announced before it is issued.
+    """Records collectives; in `lockstep`, each is reported before it is issued.
 
     A recording ends where the program is asked to end: what it issues after that is left out.
     """
@@ -66,7 +66,7 @@ class CallsInstrument(Instrument):
         self._values: VariedValues | None = None
         self._trace: Trace | None = None
         self._axes: tuple[Axis, ...] = ()
-        self._num_announced = 0
+        self._num_reported = 0
         self._known_groups: set[str] = set()
         self._num_at_end: int | None = None
         self._stack = ExitStack()
@@ -77,14 +77,14 @@ class CallsInstrument(Instrument):
         self._stack.enter_context(self._trace)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
         if self._lockstep is not None:
-            transfers = awaited_transfers(lambda: self._num_announced, self._wait_for)
+            transfers = awaited_transfers(lambda: self._num_reported, self._wait_for)
             self._stack.enter_context(transfers)
         if self._log is not None:
             self._vary(self._log)
 
     def _vary(self, log: DecisionLog) -> None:
         """Report where the program decides, and change what the log says."""
-        log.count_calls = lambda: self._num_announced
+        log.count_calls = lambda: self._num_reported
         self._stack.callback(log.save)
         self._tracker = SharingTracker(log.rank, functools.partial(_note_source, log))
         self._stack.enter_context(varied_surroundings(log))
@@ -95,7 +95,7 @@ class CallsInstrument(Instrument):
             world.host.observer = self._values
             if world.known is not None:
                 log.known = world.known
-                world.known.hear(log.hearsay)
+                world.known.set_inputs(log.group_inputs)
         else:
             self._stack.enter_context(ValueMode(self._values))
 
@@ -115,18 +115,18 @@ class CallsInstrument(Instrument):
             lockstep.leave(failure, is_cut=is_cut)
 
     def before(self, event: CollectiveEvent) -> None:
-        """Announce a collective, which was recorded just before, and wait for the other ranks."""
+        """Report a collective, which was recorded just before, and wait for the other ranks."""
         if self._num_at_end is not None:
             raise StepsDone
         assert self._trace is not None
-        groups, calls = self._trace.list_from(self._num_announced)
-        self._num_announced += len(calls)
+        groups, calls = self._trace.list_from(self._num_reported)
+        self._num_reported += len(calls)
         if self._lockstep is None:
             return
         for group in groups if calls else ():
             if group.name not in self._known_groups:
                 self._known_groups.add(group.name)
-                self._lockstep.announce_members(group.name, tuple(expand_ranks(group.ranks)))
+                self._lockstep.report_members(group.name, tuple(expand_ranks(group.ranks)))
         for call in calls:
             tag = int(event.argument("tag") or 0)
             if not self._lockstep.arrive(call, waits=_waits(call, event), tag=tag):

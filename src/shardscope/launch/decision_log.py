@@ -15,8 +15,8 @@ from typing import final
 
 import msgspec
 
+from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope._torch.process_groups.known_values import KnownValues
-from shardscope._torch.process_groups.posts import Hearsay
 from shardscope.attribution.call_sites import TORCH_FOLDER, read_stack
 from shardscope.launch.decisions import Change, Decisions, Pass, Site, SiteKind
 from shardscope.record import Source
@@ -44,10 +44,14 @@ class DecisionLog:
     """The sites that a rank passes, and the changes of this run."""
 
     def __init__(
-        self, rank: int, changes: Iterable[Change], path: Path, hearsay: Iterable[Hearsay] = ()
+        self,
+        rank: int,
+        changes: Iterable[Change],
+        path: Path,
+        group_inputs: Iterable[GroupInputs] = (),
     ) -> None:
         self.rank = rank
-        self.hearsay = tuple(hearsay)
+        self.group_inputs = tuple(group_inputs)
         self.step = 0
         self._num_inputs = 0
         self.num_flops = self.num_bytes = 0
@@ -146,8 +150,8 @@ class DecisionLog:
             num_steps=self.step,
             num_flops=self.num_flops,
             num_bytes=self.num_bytes,
-            posts=tuple(known.posts),
-            object_posts=tuple(known.object_posts),
+            inputs=tuple(known.inputs),
+            object_inputs=tuple(known.object_inputs),
         )
         self._path.write_bytes(msgspec.json.encode(decisions))
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from shardscope._torch.process_groups.posts import ObjectPost, Post
+from shardscope._torch.process_groups.collective_inputs import ObjectInput, ValueInput
 from shardscope.record import Source
 
 DECISIONS = "decisions.json"
@@ -121,5 +121,5 @@ class Decisions(Struct, frozen=True, kw_only=True):
     num_steps: int = 0
     num_flops: int = 0
     num_bytes: int = 0
-    posts: tuple[Post, ...] = ()
-    object_posts: tuple[ObjectPost, ...] = ()
+    inputs: tuple[ValueInput, ...] = ()
+    object_inputs: tuple[ObjectInput, ...] = ()

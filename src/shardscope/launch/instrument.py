@@ -1,4 +1,4 @@
-"""What an instrument is told of a program that it observes."""
+"""The base class of the instruments that observe a launched program."""
 
 from __future__ import annotations
 

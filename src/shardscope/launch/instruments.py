@@ -257,7 +257,7 @@ def make_instrument(
 
     `stream` is the file to which collectives are written as they happen. `folder` is where
     the instruments that capture or replay a step read and write it, `lockstep` what collectives
-    are announced to, and `log` what decisions are reported to. Instruments that also record
+    are reported to, and `log` what decisions are reported to. Instruments that also record
     modules capture the last of `num_steps`.
     """
     makers: dict[str, Callable[[], Instrument]] = {

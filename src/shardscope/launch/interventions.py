@@ -30,8 +30,8 @@ from shardscope._torch.data_loading import (
     is_list_of_samples,
     watched_batches,
 )
+from shardscope._torch.process_groups.value_sharing import SharingTracker
 from shardscope._torch.tree import leaves, pytree_map
-from shardscope._torch.value_sharing import SharingTracker
 from shardscope.launch.decision_log import (
     DecisionLog,
     catches_exceptions,

@@ -1,8 +1,8 @@
 """Ranks in lockstep: none issues a collective before all ranks of its group have come to it.
 
-Each rank's process announces a collective to a coordinator before it is issued, and goes on when
-the coordinator has heard the same of the other ranks of the group. So ranks that disagree, or that
-wait for each other, are known at once, and nothing hangs: the coordinator ends all of them.
+Each rank's process reports a collective to a coordinator before it is issued, and goes on when
+the coordinator has received the same from the other ranks of the group. So ranks that disagree, or
+that wait for each other, are known at once, and nothing hangs: the coordinator ends all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Joined(Struct, frozen=True, tag=True):
 
 
 class Members(Struct, frozen=True, tag=True):
-    """The ranks of a group, announced before its first collective."""
+    """The ranks of a group, reported before its first collective."""
 
     group: str
     ranks: tuple[int, ...]
@@ -96,7 +96,7 @@ class Outcome(Struct, frozen=True):
 
 @final
 class Lockstep:
-    """The side of a rank: announces collectives, and waits for the coordinator's answer."""
+    """The side of a rank: reports collectives, and waits for the coordinator's answer."""
 
     def __init__(self, address: str, rank: int) -> None:
         self._address = address
@@ -104,24 +104,24 @@ class Lockstep:
         self._connections = threading.local()
         self._owner = os.getpid()
 
-    def announce_members(self, group: str, ranks: tuple[int, ...]) -> None:
+    def report_members(self, group: str, ranks: tuple[int, ...]) -> None:
         """Name the ranks of a group, before its first collective."""
         self._send(Members(group, ranks))
 
     def arrive(self, call: Collective, *, waits: bool, tag: int = 0) -> bool:
-        """Announce a collective; False if the rank must end, because ranks have diverged."""
+        """Report a collective; False if the rank must end, because ranks have diverged."""
         return self._ask(Arrival(call, waits, tag))
 
     def wait(self, order: int) -> bool:
-        """Wait for the send or receive that was announced as this rank's collective `order`."""
+        """Wait for the send or receive that was reported as this rank's collective `order`."""
         return self._ask(Waiting(order))
 
     def end_step(self, step: int, num_ops: int) -> bool:
-        """Announce the end of a step; False if the program has taken enough, on all ranks."""
+        """Report the end of a step; False if the program has taken enough, on all ranks."""
         return self._ask(StepEnded(step, num_ops))
 
     def leave(self, failure: str | None, *, is_cut: bool) -> None:
-        """Announce that the program has ended, perhaps because it was asked to."""
+        """Report that the program has ended, perhaps because it was asked to."""
         self._send(Left(failure, is_cut))
 
     def _ask(self, message: Message) -> bool:
@@ -166,7 +166,7 @@ class _Thread:
 
 @final
 class Coordinator:
-    """Compares what ranks announce, and decides when they go on.
+    """Compares what ranks report, and decides when they go on.
 
     Runs in a process of its own until all ranks have ended. `ranks` are those that take part.
     `ends` is a pipe that names each rank whose process has ended; when it is closed, all have.

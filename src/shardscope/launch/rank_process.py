@@ -177,8 +177,8 @@ class ProgramRun:
         changes = self._request.changes
         if changes is None:
             return None
-        hearsay = self._request.hearsay.get(self._job.rank, ())
-        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), hearsay)
+        group_inputs = self._request.group_inputs.get(self._job.rank, ())
+        return DecisionLog(self._job.rank, changes, self._path(DECISIONS), group_inputs)
 
     def _start(self, models: list[nn.Module]) -> None:
         """Begin to observe; if called again, forget what was observed until then."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shardscope._torch.process_groups.posts import Hearsay
+from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope.launch.decisions import Change
 
 HELPER = "helper"
@@ -38,10 +38,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     With `is_shown`, the first job prints to the terminal; others print to files in `scratch`. A job
     counts as waiting if it hardly uses the processor for `patience_s` seconds. With `has_data`, the
     jobs are all ranks of the cluster and run at once, on data. `lockstep` is the address of the
-    coordinator to which ranks announce their collectives; they do not if it is empty. `changes` is
-    what is changed where the program decides; if it is None, decisions are not noted. `hearsay` is
-    what others give to the collectives of a rank, by rank. After `max_ops` ops, if not 0, the
-    program is ended. With `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
+    coordinator to which ranks report their collectives; they do not if it is empty. `changes` is
+    what is changed where the program decides; if it is None, decisions are not noted.
+    `group_inputs` is what others give to the collectives of a rank, by rank. After `max_ops` ops,
+    if not 0, the program is ended. With `skips_checkpoints`, no checkpoint is written, not even to
+    `scratch`.
     """
 
     script: str
@@ -59,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     has_data: bool = False
     lockstep: str = ""
     changes: tuple[Change, ...] | None = None
-    hearsay: dict[int, tuple[Hearsay, ...]] = {}
+    group_inputs: dict[int, tuple[GroupInputs, ...]] = {}
     max_ops: int = 0
     skips_checkpoints: bool = False
 

@@ -192,7 +192,7 @@ class _Jobs:
 
 @final
 class _RunningCoordinator:
-    """The process that ranks in lockstep announce their collectives to."""
+    """The process that ranks in lockstep report their collectives to."""
 
     def __init__(self, request: Request) -> None:
         reading, self.ends = os.pipe()

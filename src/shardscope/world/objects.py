@@ -137,8 +137,8 @@ def all_gather_object(
         else:
             dist.all_gather([torch.empty_like(part) for _ in range(num_ranks)], part, group=group)
     _fill(object_list, obj, group, weights_only)
-    heard = _exchange([obj], group)
-    for index, objects in enumerate(heard):
+    received = _exchange([obj], group)
+    for index, objects in enumerate(received):
         object_list[index] = objects[0]
 
 
@@ -162,10 +162,10 @@ def gather_object(
     dist.all_gather([torch.empty_like(size) for _ in range(num_ranks)], size, group=group)
     gathered = [torch.empty_like(payload) for _ in range(num_ranks)] if is_root else None
     dist.gather(payload, gathered, group=group, group_dst=root)
-    heard = _exchange([obj], group)
+    received = _exchange([obj], group)
     if object_gather_list is not None:
         _fill(object_gather_list, obj, group, weights_only)
-        for index, objects in enumerate(heard):
+        for index, objects in enumerate(received):
             object_gather_list[index] = objects[0]
 
 
@@ -183,9 +183,9 @@ def broadcast_object_list(
         return
     for part in _parts(object_list, weights_only):
         dist.broadcast(part, group=group, group_src=root)
-    heard = _exchange(object_list, group)
-    if heard:
-        object_list[:] = heard[root]
+    received = _exchange(object_list, group)
+    if received:
+        object_list[:] = received[root]
 
 
 def scatter_object_list(
@@ -262,8 +262,8 @@ def _exchange(objects: list[Any], group: Group) -> list[list[Any]]:
     """What each rank of the group gives to this object collective; empty if that is not known."""
     if _known is None:
         return []
-    heard = _known.exchange_objects(_or_world(group), dump_objects(objects))
-    return [pickle.loads(content) for content in heard or ()]
+    received = _known.exchange_objects(_or_world(group), dump_objects(objects))
+    return [pickle.loads(content) for content in received or ()]
 
 
 def _root(rank: int | None, group_rank: int | None, group: Group) -> int:

@@ -1,4 +1,4 @@
-"""Steps are told apart by spans or by phases, where a number means the same on all ranks."""
+"""Steps are distinguished by spans or by phases, where a number means the same on all ranks."""
 
 from __future__ import annotations
 

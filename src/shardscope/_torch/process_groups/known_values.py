@@ -1,6 +1,6 @@
 """Values that stay known across collectives whose ranks run one after the other.
 
-A rank that runs alone does not hear what the others send. Where the inputs of a collective have
+A rank that runs alone does not see what the others send. Where the inputs of a collective have
 known values, as a flag or a count has, the other ranks are taken to have the same; unless their
 inputs are known from an earlier run, in which they were noted as `Post`s.
 """
@@ -19,12 +19,17 @@ from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import reduce_op_name, tensors_in
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor
+from shardscope._torch.process_groups.collective_inputs import (
+    GroupInputs,
+    GroupKey,
+    ObjectInput,
+    ValueInput,
+)
 from shardscope._torch.process_groups.collective_semantics import (
     CollectiveRequest,
     collective_results,
 )
 from shardscope._torch.process_groups.host_data import copy_mark, set_constant
-from shardscope._torch.process_groups.posts import GroupKey, Hearsay, ObjectPost, Post
 from shardscope.errors import CollectiveError
 
 _MAX_VALUES = 64  # of a tensor that is noted
@@ -32,33 +37,33 @@ _MAX_VALUES = 64  # of a tensor that is noted
 
 @final
 class KnownValues:
-    """Keeps values known across collectives; other ranks' inputs are those that were heard of."""
+    """Keeps values known across collectives; other ranks' inputs are those of `set_inputs`."""
 
     def __init__(self) -> None:
-        self.posts: list[Post] = []
-        self.object_posts: list[ObjectPost] = []
-        self._heard: dict[tuple[GroupKey, int], Hearsay] = {}
-        self._heard_objects: dict[tuple[GroupKey, int], Hearsay] = {}
+        self.inputs: list[ValueInput] = []
+        self.object_inputs: list[ObjectInput] = []
+        self._group_values: dict[tuple[GroupKey, int], GroupInputs] = {}
+        self._group_objects: dict[tuple[GroupKey, int], GroupInputs] = {}
         self._object_numbers: Counter[GroupKey] = Counter()
         self._before = threading.local()
         self._keys: dict[int, GroupKey] = {}  # by id of the group
         self._numbers: Counter[GroupKey] = Counter()
         self._counts: Counter[tuple[int, int]] = Counter()  # of groups, by size and stride
 
-    def hear(self, hearsay: Iterable[Hearsay]) -> None:
+    def set_inputs(self, group_inputs: Iterable[GroupInputs]) -> None:
         """Learn what the members of groups give to some of their collectives."""
-        for heard in hearsay:
-            known = self._heard_objects if heard.objects else self._heard
-            known[heard.group, heard.number] = heard
+        for inputs in group_inputs:
+            known = self._group_objects if inputs.objects else self._group_values
+            known[inputs.group, inputs.number] = inputs
 
     def exchange_objects(self, group: Any, content: bytes) -> Sequence[bytes] | None:
         """Note what this rank gives; returns what each member gives, if that is known."""
         key = self._find_key(group)
         number = self._object_numbers[key]
         self._object_numbers[key] += 1
-        self.object_posts.append(ObjectPost(key, number, content))
-        heard = self._heard_objects.get((key, number))
-        return None if heard is None else heard.objects
+        self.object_inputs.append(ObjectInput(key, number, content))
+        inputs = self._group_objects.get((key, number))
+        return None if inputs is None else inputs.objects
 
     def before(self, event: CollectiveEvent) -> None:
         """Note the known values: a collective that writes to a tensor clears them."""
@@ -76,7 +81,7 @@ class KnownValues:
             }
             self._before.place = key, number
             if constants and all(c is not None and c.numel() <= _MAX_VALUES for c in constants):
-                self.posts.append(_make_post(key, number, single, constants))
+                self.inputs.append(_note_values(key, number, single, constants))
         self._before.values = known
 
     def amend(self, event: CollectiveEvent, result: Any) -> Any:
@@ -89,7 +94,7 @@ class KnownValues:
         layout = event.layout.reduce_op
         is_sum = layout is not None and reduce_op_name(event.args[layout]) == "sum"
         with disable_dispatch_modes():
-            if self._set_heard(event, outputs):
+            if self._set_outputs(event, outputs):
                 return result
             for index, output in enumerate(outputs):
                 source = call.inputs[index % len(call.inputs)] if call.inputs else None
@@ -101,11 +106,11 @@ class KnownValues:
                     _set_values(output, values)
         return result
 
-    def _set_heard(self, event: CollectiveEvent, outputs: Sequence[torch.Tensor]) -> bool:
+    def _set_outputs(self, event: CollectiveEvent, outputs: Sequence[torch.Tensor]) -> bool:
         """Compute the outputs from the inputs of all ranks, if they are known."""
         place: tuple[GroupKey, int] | None = getattr(self._before, "place", None)
-        heard = None if place is None else self._heard.get(place)
-        if heard is None:
+        inputs = None if place is None else self._group_values.get(place)
+        if inputs is None:
             return False
         call = event.read()
         dtype = (call.inputs or outputs)[0].dtype
@@ -122,7 +127,7 @@ class KnownValues:
                 root=call.peer or 0,
                 reduction=reduction.upper(),
             )
-            for own in heard.values
+            for own in inputs.values
         ]
         try:
             results = collective_results(requests)[dist.get_rank(call.group)]
@@ -152,14 +157,14 @@ def _find_constant(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach() if type(tensor) is torch.Tensor and not tensor.is_meta else None
 
 
-def _make_post(
+def _note_values(
     key: GroupKey, number: int, event: CollectiveEvent, constants: Sequence[torch.Tensor | None]
-) -> Post:
+) -> ValueInput:
     call = event.read()
     layout = event.layout.reduce_op
     with disable_dispatch_modes():
         values = tuple(tuple(map(float, c.flatten().tolist())) for c in constants if c is not None)
-    return Post(
+    return ValueInput(
         key,
         number,
         str(call.kind),

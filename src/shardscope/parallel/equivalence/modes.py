@@ -8,7 +8,15 @@ from types import FunctionType
 from typing import final
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
+
+_DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 @final
@@ -33,7 +41,7 @@ def depends_on_mode(module: nn.Module) -> bool:
 
 def draws_in_training(module: nn.Module) -> bool:
     """Whether a module is one of torch's that drops elements in training."""
-    if isinstance(module, _DropoutNd):
+    if isinstance(module, _DROPOUT):
         return module.p > 0
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
 

@@ -16,7 +16,7 @@ class GroupKey(Struct, frozen=True):
     index: int
 
 
-class Post(Struct, frozen=True):
+class ValueInput(Struct, frozen=True):
     """The known inputs of a collective: its number in the group, its kind, and the values."""
 
     group: GroupKey
@@ -27,7 +27,7 @@ class Post(Struct, frozen=True):
     values: tuple[tuple[float, ...], ...]
 
 
-class ObjectPost(Struct, frozen=True):
+class ObjectInput(Struct, frozen=True):
     """The pickled objects that a rank gives to an object collective, by its number in the group."""
 
     group: GroupKey
@@ -35,7 +35,7 @@ class ObjectPost(Struct, frozen=True):
     content: bytes
 
 
-class Hearsay(Struct, frozen=True):
+class GroupInputs(Struct, frozen=True):
     """What all members of a group give to a collective, in the order of their ranks."""
 
     group: GroupKey

@@ -16,7 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import OPS, tensors_in
 from shardscope._torch.dispatch import READ_VALUE, TorchDispatchMode, disable_dispatch_modes
-from shardscope._torch.private import find_name
 from shardscope._torch.process_groups.host_data import ValueObserver
 from shardscope._torch.storage import is_wrapper_type, plain_tensors
 from shardscope._torch.tree import leaves
@@ -25,7 +24,6 @@ from shardscope.record import CollectiveKind
 DATA, RANDOM = "data", "random"
 """Where values come from that may be different on each rank: its data, its random numbers."""
 
-_SEEDED = find_name("torch.Tag.nondeterministic_seeded", "recognise ops that draw random numbers")
 _aten = torch.ops.aten
 _OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _K = CollectiveKind
@@ -93,7 +91,9 @@ class SharingTracker:
         for tensor in sources:
             sharing = sharing.joined(self.find(tensor))
         outputs = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-        if _SEEDED in op.tags and not is_mutable:  # in place, weights are initialized
+        if (
+            torch.Tag.nondeterministic_seeded in op.tags and not is_mutable
+        ):  # in place, weights are initialized
             sharing = Sharing(frozenset((self._rank,)), sharing.sources | {RANDOM})
             for tensor in outputs:
                 self._note_source(RANDOM, tensor)
