@@ -2,6 +2,7 @@
 
     python benchmarks/stream_overhead.py                 # ranks simulated by torch's fake group
     python benchmarks/stream_overhead.py --ranks 2       # two real gloo ranks; 1 is a group of one
+    python benchmarks/stream_overhead.py --ranks 1 --collectives 1000000    # memory and file size
 
 A contender is one trace, which is entered again for each of its steps, so that it has seen them
 before, as in a training run. Time is that of the thread, without other processes and waiting.
@@ -41,6 +42,7 @@ from shardscope.cli._llama import Llama, LlamaConfig, batch, compute_gradients, 
 
 UNTRACED = "untraced"
 NUM_SIMULATED = 8
+STREAM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,16 @@ class Workload:
     model: nn.Module | None
     step: Callable[[], None]
     num_repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """What a process that is traced has in memory, and its stream on disk."""
+
+    num_collectives: int
+    resident_mib: float
+    num_objects: int
+    stream_mib: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +158,8 @@ def measure(workload: Workload, folder: Path, num_rounds: int) -> list[Cost]:
         "trace, stream": trace(model, stream=folder / f"{workload.name}-{{rank}}.jsonl"),
     }
     num_collectives = count_collectives(workload)
+    if not num_collectives:  # TP in a group of one
+        return []
     names = list(contexts)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-3, num_rounds):
@@ -212,6 +226,59 @@ def measure_rank(names: tuple[str, ...], num_rounds: int) -> list[Cost]:
         shutil.rmtree(folder)
 
 
+def measure_growth(num_collectives: int) -> list[Growth]:
+    """Memory and disk of a stream of limited size, at tenths of so many collectives."""
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="stream-growth-"))
+    try:
+        return list(run_collectives(folder, num_collectives))
+    finally:
+        shutil.rmtree(folder)
+
+
+def run_collectives(folder: Path, num_collectives: int) -> Iterator[Growth]:
+    """Steps of a module that issues four collectives, traced."""
+    model = Communicating()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.ones(16)
+    num_issued, num_reported = 0, 0
+    with trace(model, stream=folder / "run-{rank}.jsonl", stream_bytes=STREAM_BYTES):
+        while num_issued < num_collectives:
+            model(x).sum().backward()
+            optimizer.step()
+            num_issued += Communicating.NUM_COLLECTIVES
+            if num_issued >= num_reported + num_collectives // 10:
+                num_reported = num_issued
+                yield Growth(
+                    num_collectives=num_issued,
+                    resident_mib=read_resident_bytes() / 2**20,
+                    num_objects=len(gc.get_objects()),
+                    stream_mib=sum(file.stat().st_size for file in folder.iterdir()) / 2**20,
+                )
+
+
+class Communicating(nn.Module):
+    """A layer whose forward issues collectives."""
+
+    NUM_COLLECTIVES = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.all_reduce(x, async_op=True).wait()
+        dist.barrier()
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def read_resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def start_ranks(num_ranks: int, arguments: list[str]) -> int:
     """Run this script as real ranks; the first prints."""
     with socket.socket() as listener:
@@ -254,13 +321,33 @@ def print_report(costs: list[Cost], group: str) -> None:
     console.print(table)
 
 
+def print_growth(rows: list[Growth], group: str) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    table = Table(title=f"{group}, stream_bytes={STREAM_BYTES:,}")
+    for column in ("collectives", "resident MiB", "Python objects", "stream MiB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.num_collectives:,}",
+            f"{row.resident_mib:.1f}",
+            f"{row.num_objects:,}",
+            f"{row.stream_mib:.2f}",
+        )
+    console.print(table)
+
+
 @click.command()
 @click.option("--ranks", "num_ranks", type=int, help="Real gloo ranks instead of simulated ones.")
 @click.option("--rounds", "num_rounds", default=60, show_default=True)
 @click.option("--workload", "names", multiple=True, help="explicit, TP, FSDP2 or DDP; all of them.")
+@click.option("--collectives", type=int, help="Measure memory and disk over so many, not time.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write JSON here.")
 def main(
-    num_ranks: int | None, num_rounds: int, names: tuple[str, ...], json_path: Path | None
+    num_ranks: int | None,
+    num_rounds: int,
+    names: tuple[str, ...],
+    collectives: int | None,
+    json_path: Path | None,
 ) -> None:
     """Measure what a stream adds to each collective."""
     if num_ranks is not None and "RANK" not in os.environ:
@@ -271,12 +358,18 @@ def main(
     else:
         dist.init_process_group("gloo")
         group = f"gloo group of {num_ranks}"
+    if collectives is not None:
+        rows = measure_growth(collectives)
+        if dist.get_rank() == 0:
+            print_growth(rows, group)
+        dist.destroy_process_group()
+        return
     costs = measure_rank(names, num_rounds)
     if dist.get_rank() == 0:
         print_report(costs, group)
         if json_path is not None:
-            rows = [asdict(cost) for cost in costs]
-            json_path.write_text(json.dumps({"group": group, "costs": rows}, indent=2))
+            data = {"group": group, "costs": [asdict(cost) for cost in costs]}
+            json_path.write_text(json.dumps(data, indent=2))
     dist.destroy_process_group()
 
 
