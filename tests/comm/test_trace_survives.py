@@ -145,7 +145,7 @@ def test_step_goes_on_when_findings_cannot_be_worked_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = run_step(Block())
-    monkeypatch.setattr("shardscope.comm.trace.find_comm_problems", broken)
+    monkeypatch.setattr("shardscope.comm.trace_session.find_comm_problems", broken)
     assert len(t.recording.collectives) == 2
     assert [gap.place for gap in gaps(t)] == ["findings"]
 

@@ -21,9 +21,10 @@ from shardscope.hang.evidence import (
     FileFormat,
     GroupFact,
     RankEvidence,
+    count_dropped,
 )
 from shardscope.hang.mismatch import Facets, facets_of
-from shardscope.hang.rank_calls import GroupCalls, IssuedCall, RankCalls, count_dropped
+from shardscope.hang.rank_calls import GroupCalls, IssuedCall, RankCalls
 from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import compress_ranks, format_ranks
 

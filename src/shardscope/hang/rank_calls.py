@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.hang.dumped_calls import DumpedCall
-from shardscope.hang.evidence import CallSignature
+from shardscope.hang.evidence import TRANSFERS, CallSignature, count_dropped
 from shardscope.record.base import CollectiveKind, Phase
 from shardscope.record.ranks import list_ranks
 from shardscope.record.recording import (
@@ -25,7 +25,7 @@ from shardscope.record.recording import (
 )
 
 RANK_MISMATCH = "rank-mismatch"
-P2P_KINDS = (CollectiveKind.SEND, CollectiveKind.RECV)
+P2P_KINDS = TRANSFERS
 
 
 IssuedCall = Collective | DumpedCall
@@ -123,24 +123,6 @@ def _read_rank(
         num_issued=num_dropped,
         dropped=dropped_transfers,
     )
-
-
-def count_dropped(
-    dropped: Iterable[DroppedCollectives],
-) -> tuple[dict[tuple[CollectiveKind, int | None], int], int]:
-    """How many calls of a rank in a group came before those that its stream has kept.
-
-    Returns those of sends and receives, by kind and peer, and that of all others.
-    """
-    transfers: dict[tuple[CollectiveKind, int | None], int] = {}
-    num_collectives = 0
-    for record in dropped:
-        if record.kind in P2P_KINDS:
-            key = record.kind, record.peer
-            transfers[key] = transfers.get(key, 0) + record.num_collectives
-        else:
-            num_collectives += record.num_collectives
-    return transfers, num_collectives
 
 
 def find_drift(group: GroupCalls, late: int, other_ranks: Iterable[int]) -> str | None:

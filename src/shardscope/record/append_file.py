@@ -1,7 +1,7 @@
 """A file to which lines are appended during a run, which may close all descriptors or fork.
 
 Lines are written, not put into a mapping of the file: a mapping would end the process with SIGBUS
-when somebody truncates the file, or when its disk is full or fails.
+when another program truncates the file, or when its disk is full or fails.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class AppendFile:
     def replace(self, start: bytes, first: int, end: bytes) -> None:
         """Let a file take its place that has `start`, what it has from the position `first`, `end`.
 
-        If somebody else has truncated the file or written to it, what it has is left out.
+        If another process has truncated the file or written to it, what it has is left out.
         """
         path = os.path.realpath(self.path)
         # A name that is used again: a process that is killed leaves one such file.

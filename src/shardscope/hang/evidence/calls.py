@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, final
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 from shardscope.record.base import CollectiveKind, Phase, Source
 from shardscope.record.recording import DroppedCollectives
 
+TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
 _INTEGER: Final = "q"  # type codes of arrays
 _NUMBER: Final = "I"
 
@@ -94,6 +96,24 @@ def view_integers(column: bytes) -> memoryview[int]:
 def view_numbers(column: bytes) -> memoryview[int]:
     """A column of indices."""
     return memoryview(column).cast(_NUMBER)
+
+
+def count_dropped(
+    dropped: Iterable[DroppedCollectives],
+) -> tuple[dict[tuple[CollectiveKind, int | None], int], int]:
+    """How many calls of a rank in a group came before those that its stream has kept.
+
+    Returns those of sends and receives, by kind and peer, and that of all others.
+    """
+    transfers: dict[tuple[CollectiveKind, int | None], int] = {}
+    num_collectives = 0
+    for record in dropped:
+        if record.kind in TRANSFERS:
+            key = record.kind, record.peer
+            transfers[key] = transfers.get(key, 0) + record.num_collectives
+        else:
+            num_collectives += record.num_collectives
+    return transfers, num_collectives
 
 
 @final

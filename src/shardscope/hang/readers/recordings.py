@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import final
 
 from shardscope.hang.evidence import (
+    TRANSFERS,
     CallColumns,
     CallSignature,
     CallSite,
@@ -15,9 +16,9 @@ from shardscope.hang.evidence import (
     FileReport,
     GroupFact,
     RankEvidence,
+    count_dropped,
     find_last_activity,
 )
-from shardscope.hang.rank_calls import count_dropped
 from shardscope.record.base import CollectiveKind
 from shardscope.record.codec import load
 from shardscope.record.ranks import count_ranks, expand_ranks
@@ -30,8 +31,6 @@ from shardscope.record.recording import (
     RankProcess,
     Recording,
 )
-
-_TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 def read_recording(path: str, *, is_stream: bool) -> FileReport:
@@ -149,7 +148,7 @@ class _RankReader:
         transfers, builder.num_issued = count_dropped(builder.dropped)
         num_transfers = sum(transfers.values())
         position = builder.num_issued + num_transfers - 1
-        has_transfers = any(call.kind in _TRANSFERS for call in calls)
+        has_transfers = any(call.kind in TRANSFERS for call in calls)
         in_order = sorted(calls, key=lambda call: call.group_order)
         for expected, call in enumerate(in_order, position + 1):
             position = max(position + 1, call.group_order)
@@ -162,7 +161,7 @@ class _RankReader:
             # When a call has returned does not say whether it was asynchronous, so not that it is
             # done.
             times = (0 if call.start_ns is None else call.start_ns + start_ns, 0, 0, 0)
-            if call.kind in _TRANSFERS:
+            if call.kind in TRANSFERS:
                 num_transfers += 1
                 builder.add_transfer(call.order, signature, site, 0, times)
             else:
