@@ -220,16 +220,21 @@ def read_payload(event: CollectiveEvent, group: Membership, stack: Stack) -> tup
     return tuple.__new__(Payload, fields), sizes
 
 
-def repeats_payload(event: CollectiveEvent, payload: Payload) -> Sizes | None:
-    """The sizes of a collective that transfers the same but for them; None if it does not."""
+def repeats_payload(event: CollectiveEvent, payload: Payload, *, is_reducers: bool) -> Sizes | None:
+    """The sizes of a collective that transfers the same but for them; None if it does not.
+
+    `is_reducers` means that DDP's reducer issued it, which has one reduction for all its buckets:
+    it is boxed, and reading it would be slow.
+    """
     op, _, group, num_tensors, dtype, reduce_op, peer = payload
     layout, args = event.layout, event.args
     num_tensors_here, dtype_here, sizes = read_tensors(event, group)
     if num_tensors_here != num_tensors or dtype_here is not dtype or event.op != op:
         return None
-    reduction = _at(args, layout.reduce_op)
-    if layout.reduce_op is not None and reduce_op_name(reduction) != reduce_op:
-        return None
+    if layout.reduce_op is not None and not is_reducers:
+        reduction = _at(args, layout.reduce_op)
+        if reduce_op_name(reduction) != reduce_op:
+            return None
     return None if layout.peer is not None and _at(args, layout.peer) != peer else sizes
 
 

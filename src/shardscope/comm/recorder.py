@@ -74,12 +74,18 @@ _MAX_UNRETURNED = 1000  # calls whose return may still be observed: a thread wai
 class _Issued:
     """A collective that was written to the stream."""
 
-    template: Template
-    sizes: Sizes
-    start_ns: int | None
-    order: int
-    group_order: int
-    returned_ns: int | None = None
+    __slots__ = ("group_order", "order", "returned_ns", "sizes", "start_ns", "template")
+
+    def __init__(
+        self,
+        template: Template,
+        sizes: Sizes,
+        start_ns: int | None,
+        positions: tuple[int, int],
+    ) -> None:
+        self.template, self.sizes, self.start_ns = template, sizes, start_ns
+        self.order, self.group_order = positions
+        self.returned_ns: int | None = None
 
 
 _Noted = Note | _Issued | list[Note] | list[_Issued]
@@ -194,13 +200,11 @@ class Recorder:
         self, stream: RankStream, template: Template, sizes: Sizes, start_ns: int | None
     ) -> _Issued:
         """Write a collective to the stream."""
-        issued = _Issued()
-        issued.template, issued.sizes, issued.start_ns = template, sizes, start_ns
         num_bytes = template.num_bytes
         if sizes != template.sizes:
             num_bytes = template.payload.compute_bytes(sizes)
         positions = stream.writer.write_call(template.in_stream, start_ns, num_bytes)
-        issued.order, issued.group_order = positions
+        issued = _Issued(template, sizes, start_ns, positions)
         self._has_streamed = True
         if self.keeps_records:
             self._noted.append(issued)

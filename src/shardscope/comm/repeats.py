@@ -8,6 +8,7 @@ the stack, the placements, the tensors, the module. If something differs, everyt
 from __future__ import annotations
 
 import threading
+import weakref
 from threading import get_ident
 from types import FrameType
 from typing import Any, final
@@ -35,8 +36,8 @@ _MAX_TEMPLATES = 4096  # a program may never repeat a collective
 _MAX_EXPECTED = 2  # after a collective
 
 # What decides where a collective is issued, besides its path through the stack: the running module,
-# the autograd node, the parameter whose gradient is accumulated, or nothing.
-_MODULE, _NODE, _LEAF, _NOTHING = range(4)
+# the autograd node, the parameter whose gradient is accumulated, DDP's bucket, or nothing.
+_MODULE, _NODE, _LEAF, _BUCKET, _NOTHING = range(5)
 _ENGINE = Role.ENGINE
 
 
@@ -50,6 +51,7 @@ class Template:
         "in_stream",
         "is_in_backward",
         "layout",
+        "leaf",
         "note",
         "num_bytes",
         "payload",
@@ -77,6 +79,7 @@ class Template:
         self.facts = facts
         self.is_in_backward = is_in_backward()
         self.place = _find_place(note)
+        self.leaf: weakref.ref[torch.Tensor] | None = None  # that completed the bucket last
         # What came after it before, newest first.
         self.expected: tuple[tuple[Template, CallPath], ...] = ()
 
@@ -93,7 +96,10 @@ class Template:
 def _find_place(note: Note) -> int | None:
     """What decides where the collective of a note was issued; None if it takes more to tell."""
     boundary = note.stack.boundary
-    if note.bucket is not None or boundary is Role.RECOMPUTE:
+    if note.bucket is not None:
+        is_reducers = note.stack.is_bare and note.bucket.bucket is not None
+        return _BUCKET if is_reducers and note.node_number is None else None
+    if boundary is Role.RECOMPUTE:
         return None
     if boundary is Role.OPTIMIZER:
         return _NOTHING
@@ -187,7 +193,8 @@ class RepeatFinder:
         name = group if type(group) is str else process_group(group).group_name
         if taker.groups.memberships.get(name) is not known_group:
             return None
-        sizes = repeats_payload(event, template.payload)
+        is_reducers = template.place == _BUCKET
+        sizes = repeats_payload(event, template.payload, is_reducers=is_reducers)
         if sizes is None or is_in_backward() is not template.is_in_backward:
             return None
         if cause_locals and not taker.causes.has_facts(path.roles, cause_locals, template.facts):
@@ -195,11 +202,11 @@ class RepeatFinder:
         if template.place == _MODULE:
             is_here = taker.calls.running() == template.trigger
         else:
-            is_here = template.place == _NOTHING or self._is_in_backward_of(template, path)
+            is_here = template.place == _NOTHING or self._is_in_backward_of(template, path, sizes)
         return sizes if is_here else None
 
-    def _is_in_backward_of(self, template: Template, path: CallPath) -> bool:
-        """Whether this is backward of the same node or parameter, and the same line called it."""
+    def _is_in_backward_of(self, template: Template, path: CallPath, sizes: Sizes) -> bool:
+        """Whether this is backward of the same node, leaf or bucket, called by the same line."""
         stack, thread = template.note.stack, get_ident()
         is_called_here = stack.boundary is _ENGINE
         if not is_called_here or not path.has_user:
@@ -214,6 +221,8 @@ class RepeatFinder:
             thread = thread if is_called_here else caller.thread
         node = current_node()
         origin = None if node is None else node_origin(node)
+        if template.place == _BUCKET:
+            return self._reduces_bucket(template, sizes, origin)
         if isinstance(origin, torch.Tensor):
             is_leaf = template.place == _LEAF
             return is_leaf and self._taker.names.owner_of(origin) == template.trigger
@@ -223,3 +232,21 @@ class RepeatFinder:
             return False
         reached = next_sequence_number() if thread == get_ident() else None
         return self._taker.find_creator(origin, thread, reached) == template.trigger
+
+    def _reduces_bucket(
+        self, template: Template, sizes: Sizes, origin: torch.Tensor | int | None
+    ) -> bool:
+        """Whether DDP reduces the same bucket, by the leaf that completed it; None at the end."""
+        bucket, dtype = template.note.bucket, template.payload.torch_dtype
+        assert bucket is not None
+        assert dtype is not None
+        if isinstance(origin, int):
+            return False
+        if origin is None:
+            is_here = template.trigger == NO_MODULE
+        else:
+            is_here = template.leaf is not None and template.leaf() is origin
+            if not is_here and self._taker.names.owner_of(origin) == template.trigger:
+                is_here, template.leaf = True, weakref.ref(origin)
+        num_elements = sizes[0] // dtype.itemsize
+        return is_here and self._taker.buckets.repeats(bucket, num_elements, origin)

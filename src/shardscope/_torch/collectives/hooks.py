@@ -147,8 +147,9 @@ def _make_hook(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]:
     has_work = bool(overload._schema.returns)
 
     def call(keyset: Any, *args: Any) -> Any:
-        # If the hook key was forced, exclude it again before redispatching.
-        with bypass_hook_key() if REENTRANCY.is_forced else nullcontext():
+        if not REENTRANCY.is_forced:
+            return redispatch(keyset & _REST, *args)
+        with bypass_hook_key():  # the hook key was forced: exclude it again
             return redispatch(keyset & _REST, *args)
 
     def hook(keyset: Any, *args: Any) -> Any:
