@@ -22,7 +22,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hang.scoring import Score, choose_cases, score_case, score_torch  # noqa: E402
+from hang.scoring import Score, choose_cases, score_case, score_torch
 
 CONSOLE = Console(width=150)
 

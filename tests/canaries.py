@@ -168,6 +168,17 @@ def ddp_lists_its_hooks() -> bool:
         return not before and len(model._comm_hooks) == 1
 
 
+def fetchers_are_replaceable() -> bool:
+    batches: Any = iter(DataLoader([1, 2], batch_size=2))  # type: ignore[arg-type]
+    fetcher = batches._dataset_fetcher
+    fetch, collate = fetcher.fetch, fetcher.collate_fn
+    seen = []
+    fetcher.fetch = lambda indices: seen.append(indices) or fetch(indices)
+    fetcher.collate_fn = lambda samples: seen.append(samples) or collate(samples)
+    next(batches)
+    return seen == [[0, 1], [1, 2]] and fetcher.auto_collation
+
+
 def node_of_an_op() -> Any:
     return (torch.ones(1, requires_grad=True) * 2).grad_fn
 
@@ -1292,6 +1303,11 @@ CANARIES: dict[str, Canary] = {
         "know whether a batch was collated by torch",
         lambda: iter(DataLoader([1]))._collate_fn is default_collate,  # type: ignore[attr-defined, arg-type]
     ),
+    "._auto_collation": Canary(
+        "know whether samples are collated",
+        lambda: iter(DataLoader([1]))._auto_collation,  # type: ignore[attr-defined, arg-type]
+    ),
+    "._dataset_fetcher": Canary("record how a loader makes a batch", fetchers_are_replaceable),
     **{
         f".{op}": Canary(purpose, functools.partial(getattr, torch.ops.aten, op))
         for op, purpose in {

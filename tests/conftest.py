@@ -148,7 +148,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def forked_launches() -> Iterator[None]:
     """The server that `run` starts has torch at once; tests of commands start a real one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardscope.launch.api._started", fork_launch_server)
+        patch.setattr("shardscope.launch.warm_process._started", fork_launch_server)
         yield
 
 

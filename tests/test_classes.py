@@ -40,6 +40,8 @@ _OPEN_BASES = (
 )
 # People subclass torch's, and so may these; the demo's model plays the user's.
 _OPEN = ("CommDebugMode", "SimpleProfiler", "nn.Module")
+# Subclasses override the methods that they need.
+_LISTENERS = ("Instrument", "TrainingListener")
 
 
 def open_classes() -> Iterator[str]:
@@ -56,7 +58,7 @@ def _is_settled(node: ast.ClassDef) -> bool:
         "final" in decorators
         or any(decorator.startswith("dataclass") for decorator in decorators)
         or any(base.endswith(_OPEN_BASES) for base in bases)
-        or node.name in _OPEN
+        or node.name in _OPEN + _LISTENERS
         or any(base in _OPEN for base in bases)
     )
 

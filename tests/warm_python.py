@@ -14,7 +14,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
@@ -143,18 +143,21 @@ def run_python(
 
 
 @contextmanager
-def fork_launch_server(command: list[str], events: int) -> Iterator[ForkServerProcess]:
-    """Start what `launch.api` starts with this command, as a fork that has torch at once.
+def fork_launch_server(
+    command: Sequence[str], requests: int, events: int
+) -> Iterator[ForkServerProcess]:
+    """Start what `launch` starts with this command, as a fork that has torch at once.
 
-    Like the real one it has our standard streams and `events`, which is closed here. Its parent is
-    the fork server, so tests of what happens when the parent is killed start a real one.
+    Like the real one it has our standard streams and both descriptors, which are closed here. Its
+    parent is the fork server, so tests of what happens when the parent is killed start a real one.
     """
-    _, *arguments, _, _ = command  # without the interpreter, the descriptor and the parent
+    _, *arguments = command  # without the interpreter
     process = warm_context().Process(
         target=_serve,
-        args=(arguments, dict(os.environ), os.getcwd(), *map(DupFd, (events, 1, 2))),
+        args=(arguments, dict(os.environ), os.getcwd(), *map(DupFd, (requests, events, 1, 2))),
     )
     process.start()
+    os.close(requests)
     os.close(events)
     try:
         yield process
@@ -165,7 +168,13 @@ def fork_launch_server(command: list[str], events: int) -> Iterator[ForkServerPr
 
 
 def _serve(
-    arguments: list[str], env: dict[str, str], folder: str, events: Any, out: Any, err: Any
+    arguments: list[str],
+    env: dict[str, str],
+    folder: str,
+    requests: Any,
+    events: Any,
+    out: Any,
+    err: Any,
 ) -> None:
     """What the process does: be the server."""
     os.setsid()
@@ -175,7 +184,7 @@ def _serve(
     multiprocessing.set_start_method(None, force=True)
     resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     _enter(env, folder)
-    _run(*arguments, str(events.detach()), str(os.getppid()))
+    _run(*arguments, str(requests.detach()), str(events.detach()), str(os.getppid()))
 
 
 def _become(arguments: list[str], env: dict[str, str], folder: str, out: str, err: str) -> None:

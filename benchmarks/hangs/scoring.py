@@ -54,6 +54,7 @@ def is_located(case: Case, finding: dict[str, Any]) -> bool:
         return True
     patterns = [p for side in (case.differing, case.others) for p in side.modules if p]
     words = re.findall(r"[\w.]+", f"{finding.get('subject') or ''} {finding['fact']}")
+    words += [word.partition(".")[2] for word in words]  # without the class of the model
     return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
 
 

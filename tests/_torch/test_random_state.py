@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardscope import simulate
-from shardscope._torch.snapshot import preserved_random_state, seed_generators, seed_torch
+from shardscope._torch.random_state import preserved_random_state, seed_generators, seed_torch
 
 
 def draw() -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ def test_a_wrong_result_is_on_every_tab(open_page) -> None:
     for view in VIEWS[1:]:
         go_to(page, view)
         alert = page.locator(".alert")
-        expect(alert).to_contain_text("Wrong result: 72 of 156 tensors differ")
+        expect(alert).to_contain_text("Wrong result: 84 of 182 tensors differ")
     alert.get_by_role("link").click()
     expect(page.get_by_role("tab", name="Correctness")).to_have_attribute("aria-selected", "true")
 

@@ -27,7 +27,8 @@ def make_data(rank):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 6, generator=generator)
     y = x @ torch.arange(6.0)[:, None]
-    x_val = torch.randn(16, 6, generator=generator)
+    x_val = torch.randn(16 * dist.get_world_size(), 6, generator=generator)
+    x_val = x_val[rank :: dist.get_world_size()]
     y_val = x_val @ torch.arange(6.0)[:, None] * float(os.environ.get("TARGET_SCALE", "1.0"))
     return TensorDataset(x, y), TensorDataset(x_val, y_val)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -131,12 +131,12 @@ class _Check:
         if first.failure is not None or recording is None:
             raise LaunchError(first.failure or "The program has left no recording.")
         if first.has_diverged:
-            self._add(explain_divergence(recording, None))
+            self._add(explain_divergence(first, None))
         elif is_varied:
             self._vary(first)
         check_record = Check(
             world_size=self._cluster.size,
-            roles=tuple(Role(rank=r, ranks=compress_ranks([r])) for r in sorted(first.decisions)),
+            roles=tuple(self._list_roles(first)),
             num_steps=first.num_steps,
             is_complete=not recording.stops,
             has_data=isinstance(self._ranks, LockstepRanks),
@@ -146,10 +146,18 @@ class _Check:
         gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
+    def _list_roles(self, first: RanksRun) -> Iterator[Role]:
+        """The ranks that were run, each with those that it stands for."""
+        represented = {rank: [rank] for rank in first.decisions}
+        if isinstance(self._ranks, SimulatedRanks) and self._ranks.roles is not None:
+            represented = self._ranks.roles.list_represented(self._cluster.size)
+        for rank in sorted(first.decisions):
+            yield Role(rank=rank, ranks=compress_ranks(represented.get(rank, [rank])))
+
     def _add(self, finding: Finding) -> None:
-        """Add a finding, unless one names the same line for the same reason."""
-        known = {(f.source, f.remedy, f.subject) for f in self._findings}
-        if (finding.source, finding.remedy, finding.subject) not in known:
+        """Add a finding, unless one names the same line and remedy."""
+        known = {(f.source, f.remedy) for f in self._findings}
+        if (finding.source, finding.remedy) not in known:
             self._findings.append(finding)
 
     def _vary(self, first: RanksRun) -> None:
@@ -195,13 +203,18 @@ class _Check:
         self, first: RanksRun, run: RanksRun, changes: Sequence[Change], made: Sequence[int]
     ) -> tuple[int, RanksRun] | None:
         """The change after which ranks have diverged, and a run that shows it; None if none did."""
-        for index in made:
-            if find_shift(first.decisions, run.decisions, run.recording, changes[index]):
-                return index, run
-        if not run.has_diverged:
+        shifting = (
+            index
+            for index in made
+            if find_shift(first.decisions, run.decisions, run.recording, changes[index])
+        )
+        shifted = next(shifting, None)
+        if shifted is None and not run.has_diverged:
             return None
         if len(made) == 1:
             return made[0], run
+        if shifted is not None:  # again, without what was changed later
+            return shifted, self._ranks.run([changes[shifted]])
         for index in reversed(made):
             single = self._ranks.run([changes[index]])
             shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
@@ -215,12 +228,10 @@ class _Check:
         """The finding about ranks that have diverged; None if only sizes differ, as they may."""
         shift = find_shift(first.decisions, run.decisions, run.recording, change)
         if shift is not None:
-            return explain_shift(shift, variation)
-        assert run.recording is not None
-        assert first.recording is not None
-        if variation.is_of_lengths and differ_in_size_only(run.recording, first.recording):
+            return explain_shift(shift, run, variation)
+        if variation.is_of_lengths and differ_in_size_only(run, first):
             return None
-        return explain_divergence(run.recording, variation)
+        return explain_divergence(run, variation)
 
     def _note(self, variation: PlannedVariation, outcome: CheckOutcome, detail: str) -> None:
         self._tried.append(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from shardscope.check.exchanges import ExchangeMismatch, find_exchange_mismatch
 from shardscope.check.remedies import suggest_remedy
+from shardscope.check.runs import RanksRun
 from shardscope.check.shifts import Shift
 from shardscope.check.variations import PlannedVariation
 from shardscope.hang import (
     P2P_KINDS,
+    Divergence,
     describe_call,
     find_divergences,
     name_ranks,
     payload_bytes,
     sort_by_group,
 )
+from shardscope.launch.decisions import Decisions
 from shardscope.record import (
     Collective,
     Finding,
@@ -42,41 +46,77 @@ class Side:
     position: int | None = None  # among the collectives of the call's group
 
 
-def explain_divergence(recording: Recording, variation: PlannedVariation | None) -> Finding:
+def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Finding:
     """The finding about ranks that have diverged, under the variation that came before it."""
-    divergences = list(find_divergences(sort_by_group(recording)).values())
-    if divergences:
-        divergence = divergences[0]
+    recording = run.recording
+    assert recording is not None
+    divergence = _find_divergence(recording)
+    mismatch = find_exchange_mismatch(recording, run.decisions)
+    if divergence is not None:
         sides = _list_sides(recording, divergence.group, divergence.position)
-        fact = f"at position {divergence.position} of group {divergence.group}, "
-        fact += ", and ".join(map(_describe_issuers, sides[:_MAX_SIDES]))
+        fact = _describe_divergence(divergence, sides)
         subject = f"group {divergence.group}"
+    elif mismatch is not None:
+        sides = _list_exchange_sides(mismatch)
+        fact, subject = _describe_mismatch(mismatch), f"group {mismatch.group}"
     else:
         sides = _list_last_calls(recording)
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
         subject = name_ranks(rank for side in sides for rank in side.ranks)
-    return _make_finding(sides, fact, subject, variation)
+    is_early = _have_left_early(sides, run.decisions)
+    return _make_finding(sides, fact, subject, variation, is_early=is_early)
 
 
-def differ_in_size_only(recording: Recording, before: Recording) -> bool:
+def _find_divergence(recording: Recording) -> Divergence | None:
+    """The first position of a group at which ranks disagree."""
+    return next(iter(find_divergences(sort_by_group(recording)).values()), None)
+
+
+def _describe_divergence(divergence: Divergence, sides: Sequence[Side]) -> str:
+    issued = ", and ".join(map(_describe_issuers, sides[:_MAX_SIDES]))
+    return f"at position {divergence.position} of group {divergence.group}, {issued}"
+
+
+def _list_exchange_sides(mismatch: ExchangeMismatch) -> list[Side]:
+    calls = mismatch.receiver_call, mismatch.sender_call
+    return [Side((call.rank,), call, mismatch.position) for call in calls]
+
+
+def _describe_mismatch(mismatch: ExchangeMismatch) -> str:
+    excess = mismatch.excess
+    return (
+        f"at position {mismatch.position} of group {mismatch.group}, rank {excess.sender} sends "
+        f"{excess.num_sent:,} bytes to rank {excess.receiver} in "
+        f"{describe_call(mismatch.sender_call)}, and rank {excess.receiver} expects "
+        f"{excess.num_expected:,} bytes in {describe_call(mismatch.receiver_call)}"
+    )
+
+
+def differ_in_size_only(run: RanksRun, before: RanksRun) -> bool:
     """Whether the ranks of a group issue the same collectives, on tensors of a new size.
 
-    `before` is the recording of the run without changes: if a size is found there, the ranks issue
-    what they did, in another order.
+    `before` is the run without changes: if a size is found there, the ranks issue what they did, in
+    another order.
     """
-    divergences = list(find_divergences(sort_by_group(recording)).values())
-    if not divergences:
+    recording = run.recording
+    if recording is None or before.recording is None:
         return False
-    sides = _list_sides(recording, divergences[0].group, divergences[0].position)
+    divergence = _find_divergence(recording)
+    if divergence is None:
+        return find_exchange_mismatch(recording, run.decisions) is not None
+    sides = _list_sides(recording, divergence.group, divergence.position)
     calls = [side.call for side in sides if side.call is not None]
     if len(calls) < len(sides) or len({(call.kind, call.source) for call in calls}) > 1:
         return False
-    known = {(call.kind, call.source, payload_bytes(call)) for call in before.collectives}
+    known = {(call.kind, call.source, payload_bytes(call)) for call in before.recording.collectives}
     return any((call.kind, call.source, payload_bytes(call)) not in known for call in calls)
 
 
-def explain_shift(shift: Shift, variation: PlannedVariation) -> Finding:
-    """The finding about ranks that skip collectives, or issue more, and go on."""
+def explain_shift(shift: Shift, run: RanksRun, variation: PlannedVariation) -> Finding:
+    """The finding about ranks that skip collectives, or issue more, and go on.
+
+    `run` has no other change than that of `variation`.
+    """
     ranks, count = name_ranks(shift.ranks), abs(shift.num_calls)
     is_single = len(shift.ranks) == 1
     number = "a collective" if count == 1 else f"{count:,} collectives"
@@ -89,18 +129,27 @@ def explain_shift(shift: Shift, variation: PlannedVariation) -> Finding:
         f"{ranks} {words}{first}; what {'it issues' if is_single else 'they issue'} later is taken "
         "for these, and in the end ranks wait forever"
     )
+    divergence = None if run.recording is None else _find_divergence(run.recording)
+    if divergence is not None and run.recording is not None:
+        last = _list_sides(run.recording, divergence.group, divergence.position)
+        fact += f": {_describe_divergence(divergence, last)}"
     sides = [Side(shift.ranks, None), Side((), shift.call)]
     return _make_finding(sides, fact, ranks, variation)
 
 
 def _make_finding(
-    sides: Sequence[Side], fact: str, subject: str, variation: PlannedVariation | None
+    sides: Sequence[Side],
+    fact: str,
+    subject: str,
+    variation: PlannedVariation | None,
+    *,
+    is_early: bool = False,
 ) -> Finding:
     first = sides[0]
     source = next((side.call.source for side in sides if side.call and side.call.source), None)
     calls = [side.call for side in sides if side.call is not None]
     has_ended = any(side.call is None for side in sides)
-    remedy = suggest_remedy(calls, variation, has_ended=has_ended)
+    remedy = suggest_remedy(calls, variation, has_ended=has_ended, is_early=is_early)
     if variation is None:
         return Finding(
             rule=DIVERGENCE,
@@ -120,6 +169,15 @@ def _make_finding(
         rank=variation.ranks[0],
         source=variation.source or source,
     )
+
+
+def _have_left_early(sides: Sequence[Side], decisions: Mapping[int, Decisions]) -> bool:
+    """Whether the ranks that have ended have taken no more steps than those that wait."""
+    steps: dict[bool, list[int]] = {True: [], False: []}
+    for side in sides:
+        known = [decisions[rank].num_steps for rank in side.ranks if rank in decisions]
+        steps[side.call is None].extend(known)
+    return bool(steps[True] and steps[False]) and max(steps[True]) <= max(steps[False])
 
 
 def _list_sides(recording: Recording, group: str, position: int) -> list[Side]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from shardscope.check.variations import PlannedVariation
 from shardscope.launch.decisions import ChangeKind, SiteKind
-from shardscope.record import BucketReduce, Call, Collective, CollectiveKind, FullyShard
+from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard, Phase
 
 _K, _S = ChangeKind, SiteKind
+_OUTSIDE = (_S.CLOCK, _S.SIGNAL, _S.EXISTS, _S.OVERFLOW)  # what is not data
+_DATA = (_S.BATCH, _S.INPUT, _S.ROWS)
 _P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _AGREE = (
     "Let all ranks decide the same: all_reduce the flag with ReduceOp.MAX, or broadcast it from "
@@ -17,6 +19,10 @@ _AGREE = (
 _JOIN = (
     "Give every rank an equal number of batches (drop_last=True, DistributedSampler), run the loop "
     "in `with Join([model])`, or stop all ranks when one has no more (all_reduce of a flag)."
+)
+_BRANCH = (
+    "Let all ranks decide the same (all_reduce the flag with ReduceOp.MAX, or broadcast it from "
+    "rank 0, before the branch), or issue the collective on every rank, outside of the branch."
 )
 _EVERY_RANK = (
     "Call it on every rank of the group, outside of the branch, or use a group of the ranks that "
@@ -39,56 +45,67 @@ _UNUSED = (
     "Run the module on every rank, with a dummy input whose result is multiplied by zero where "
     "there is nothing to compute; "
 )
+_UNREACHED = (
+    "Run {owner} on every rank, with a dummy input whose result is multiplied by zero and added to "
+    "the loss where there is nothing to compute, so that backward reaches its collectives."
+)
 
 
 def suggest_remedy(
-    calls: Sequence[Collective], variation: PlannedVariation | None, *, has_ended: bool
+    calls: Sequence[Collective],
+    variation: PlannedVariation | None,
+    *,
+    has_ended: bool,
+    is_early: bool,
 ) -> str:
-    """The remedy for ranks that are in these calls, some at their end, under a variation."""
+    """The remedy for ranks that are in these calls, some of them at their end, under a variation.
+
+    `is_early` says that those have taken fewer steps than the others.
+    """
     kind = None if variation is None else variation.kind
     site = None if variation is None else variation.site.kind
     if kind is _K.RAISED or site is _S.FILE:
         return _FAILURE
-    if site in (_S.CLOCK, _S.SIGNAL, _S.EXISTS, _S.OVERFLOW):
-        return _AGREE
-    if any(call.kind in _P2P for call in calls):
+    if calls and all(call.kind in _P2P for call in calls):
         return _PAIR
-    if kind is _K.END:
+    if kind is _K.END or (variation is None and is_early):
         return _JOIN
-    module = _find_module(calls)
-    if module is not None and not has_ended:
-        return module
+    if site in _OUTSIDE or is_early:
+        return _AGREE if all(map(_is_of_module, calls)) else _BRANCH
+    if calls and all(map(_is_of_module, calls)):
+        return _suggest_for_modules(calls)
+    skipped = next((call for call in calls if call.owner and call.phase is Phase.BACKWARD), None)
+    if skipped is not None and site in _DATA:
+        return _UNREACHED.format(owner=skipped.owner)
+    if not has_ended and len({call.group for call in calls}) > 1:
+        return _ORDER
     if len(calls) > 1 and _differ_in_size_only(calls):
         return _SIZE
-    if variation is not None:
-        return _AGREE
-    if has_ended:
-        return _JOIN
-    if len({call.group for call in calls}) > 1 and len(calls) > 1:
-        return _ORDER
-    return _EVERY_RANK
+    return _EVERY_RANK if variation is None else _BRANCH
 
 
-def _find_module(calls: Sequence[Collective]) -> str | None:
-    """The remedy for a module that runs on some ranks only; None if there is none."""
-    for call in calls:
-        owner = call.owner or "the module"
-        if isinstance(call.cause, FullyShard):
-            return (
-                f"{_UNUSED}if only its gradients are missing, call "
-                f"set_reduce_scatter_unused_params(True) of the sharded {owner} (torch 2.13)."
-            )
-        if isinstance(call.cause, BucketReduce):
-            return (
-                "Pass find_unused_parameters=True to DistributedDataParallel, or use all of the "
-                "parameters on every rank."
-            )
-    return None
+def _is_of_module(call: Collective) -> bool:
+    """Whether FSDP or DDP issues it because a module runs."""
+    return isinstance(call.cause, FullyShard | BucketReduce)
+
+
+def _suggest_for_modules(calls: Sequence[Collective]) -> str:
+    """The remedy for modules that run on some ranks only."""
+    if any(isinstance(call.cause, BucketReduce) for call in calls):
+        return (
+            "Pass find_unused_parameters=True to DistributedDataParallel, or use all of the "
+            "parameters on every rank."
+        )
+    owners = [call.owner or "the module" for call in calls]
+    return (
+        f"{_UNUSED}if only its gradients are missing, call "
+        f"set_reduce_scatter_unused_params(True) of the sharded {owners[0]} (torch 2.13)."
+    )
 
 
 def _differ_in_size_only(calls: Sequence[Collective]) -> bool:
     first = calls[0]
     return all(
-        (call.kind, call.group) == (first.kind, first.group) and isinstance(call.cause, Call)
+        (call.kind, call.group, call.source) == (first.kind, first.group, first.source)
         for call in calls
     )

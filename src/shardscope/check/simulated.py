@@ -16,6 +16,7 @@ from shardscope._torch.process_groups.collective_inputs import (
     ObjectInput,
     ValueInput,
 )
+from shardscope.check.exchanges import find_exchange_mismatch
 from shardscope.check.roles import Roles, read_roles
 from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
@@ -128,72 +129,68 @@ class SimulatedRanks:
             raise LaunchError(failure or "No rank has left a recording.")
         recording = _join(recordings)
         divergences = list(find_divergences(sort_by_group(recording)).values())
+        has_diverged = bool(divergences) or bool(find_exchange_mismatch(recording, decisions))
         changed = {index for rank in decisions.values() for index in rank.changed}
         last = max(changed, default=None)
         if divergences and changed:
             last = _find_cause(recording, divergences, decisions)
-        return RanksRun(recording, decisions, bool(divergences), last, failure)
+        return RanksRun(recording, decisions, has_diverged, last, failure)
 
     def _find_group_inputs(
         self, decisions: Mapping[int, Decisions]
     ) -> dict[int, tuple[GroupInputs, ...]]:
         """What the members of groups give, where it is not what the rank gives itself."""
         assert self.roles is not None
-        posts = {
-            rank: {(p.group, p.number): p for p in own.inputs} for rank, own in decisions.items()
-        }
-        objects = {
-            rank: {(p.group, p.number): p for p in own.object_inputs}
-            for rank, own in decisions.items()
-        }
+        values = {rank: _by_place(own.inputs) for rank, own in decisions.items()}
+        objects = {rank: _by_place(own.object_inputs) for rank, own in decisions.items()}
         inputs: dict[int, tuple[GroupInputs, ...]] = {}
         for rank in decisions:
             own = [
-                *_list_group_inputs(rank, posts, self.roles, _join_values),
+                *_list_group_inputs(rank, values, self.roles, _join_values),
                 *_list_group_inputs(rank, objects, self.roles, _join_objects),
             ]
             inputs[rank] = tuple(own)
         return inputs
 
 
-def _by_place(posts: Iterable[Any]) -> dict[tuple[GroupKey, int], Any]:
-    return {(post.group, post.number): post for post in posts}
+_ByPlace = Mapping[tuple[GroupKey, int], Any]
 
 
-_Inputs = Mapping[int, Mapping[tuple[GroupKey, int], Any]]
+def _by_place(inputs: Iterable[ValueInput | ObjectInput]) -> _ByPlace:
+    return {(own.group, own.number): own for own in inputs}
 
 
 def _list_group_inputs(
     rank: int,
-    posts: _Inputs,
+    inputs: Mapping[int, _ByPlace],
     roles: Roles,
     join: Callable[[GroupKey, int, Sequence[Any]], GroupInputs | None],
 ) -> Iterator[GroupInputs]:
     """The inputs of each collective of a rank to which not all members give the same."""
-    for (group, number), own in posts[rank].items():
+    for (group, number), own in inputs[rank].items():
         if group.size > _MAX_MEMBERS:
             continue
         first = rank - rank // group.stride % group.size * group.stride
         members = (first + index * group.stride for index in range(group.size))
         given = [
-            posts.get(roles.find_representative(member), {}).get((group, number))
+            inputs.get(roles.find_representative(member), {}).get((group, number))
             for member in members
         ]
-        if any(post is None for post in given) or all(post == own for post in given):
+        if any(there is None for there in given) or all(there == own for there in given):
             continue
-        inputs = join(group, number, given)
-        if inputs is not None:
-            yield inputs
+        joined = join(group, number, given)
+        if joined is not None:
+            yield joined
 
 
-def _join_values(group: GroupKey, number: int, posts: Sequence[ValueInput]) -> GroupInputs | None:
-    if len({(post.kind, post.reduction, post.root) for post in posts}) > 1:
+def _join_values(group: GroupKey, number: int, given: Sequence[ValueInput]) -> GroupInputs | None:
+    if len({(own.kind, own.reduction, own.root) for own in given}) > 1:
         return None  # the ranks do not issue the same
-    return GroupInputs(group, number, values=tuple(post.values for post in posts))
+    return GroupInputs(group, number, values=tuple(own.values for own in given))
 
 
-def _join_objects(group: GroupKey, number: int, posts: Sequence[ObjectInput]) -> GroupInputs:
-    return GroupInputs(group, number, objects=tuple(post.content for post in posts))
+def _join_objects(group: GroupKey, number: int, given: Sequence[ObjectInput]) -> GroupInputs:
+    return GroupInputs(group, number, objects=tuple(own.content for own in given))
 
 
 def _join(recordings: Mapping[int, Recording]) -> Recording:

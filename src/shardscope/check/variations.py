@@ -96,6 +96,8 @@ class Plan:
             if not ranks:
                 continue
             for kind, detail, condition in self._list_changes(site, passes, by_rank):
+                if kind is _K.RAISED:  # whatever the data
+                    ranks = (rank,)
                 words = condition.format(ranks=name_ranks(ranks), s="s" * (len(ranks) == 1))
                 yield PlannedVariation(site, kind, ranks, words, detail)
                 if site.kind in (_S.VALUE, _S.ROWS) and _is_repeated(passes):
@@ -206,7 +208,12 @@ def _list_batch_changes(
     site: Site, passes: Sequence[Pass]
 ) -> Iterator[tuple[ChangeKind, str, str]]:
     where = f"({site.place})"
-    num_lengths = int(max((passed.value or 0 for passed in passes), default=0))
+    if any(passed.has_samples for passed in passes):
+        yield _K.SHORTER_SAMPLES, "", f"the samples of {{ranks}} are shorter {where}"
+        yield _K.LONGER_SAMPLES, "", f"the samples of {{ranks}} are longer {where}"
+        num_lengths = 0
+    else:
+        num_lengths = int(max((passed.value or 0 for passed in passes), default=0))
     # Where a batch has sequences of several lengths, those of each by themselves.
     for which in [""] if num_lengths == 1 else map(str, range(min(num_lengths, _MAX_LENGTHS))):
         name = f" of length {int(which) + 1} of {num_lengths}" if which else ""

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from shardscope._torch.snapshot import TensorBackup, preserved_random_state
+from shardscope._torch.random_state import preserved_random_state
+from shardscope._torch.snapshot import TensorBackup
 from shardscope.compile.call_state import (
     GENERATORS,
     GLOBAL_OPERATIONS,

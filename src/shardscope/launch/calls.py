@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
@@ -13,6 +14,7 @@ from torch import nn
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
+from shardscope._torch.collectives.schema import read_exchange
 from shardscope._torch.collectives.transfers import awaited_transfers
 from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import is_fake
@@ -23,11 +25,12 @@ from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
 from shardscope.hang import P2P_KINDS, is_blocking_transfer
 from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.decisions import Exchange
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
-from shardscope.launch.lockstep import MIN_STEPS, Lockstep
+from shardscope.launch.lockstep import MIN_STEPS, Arrival, Lockstep
 from shardscope.launch.steps import EndOfRun, StepsDone
-from shardscope.record import Axis, Call, Collective, Recording, Stop, expand_ranks
+from shardscope.record import Axis, Call, Collective, CollectiveKind, Recording, Stop, expand_ranks
 from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
@@ -38,6 +41,7 @@ CALLS = "calls"
 """The name of the instrument."""
 
 
+@final
 class RanksDiverged(EndOfRun):
     """Ends a rank because the ranks do not issue the same collectives."""
 
@@ -87,7 +91,7 @@ class CallsInstrument(Instrument):
         log.count_calls = lambda: self._num_reported
         self._stack.callback(log.save)
         self._tracker = SharingTracker(log.rank, functools.partial(_note_source, log))
-        self._stack.enter_context(varied_surroundings(log))
+        self._stack.enter_context(varied_surroundings(log, self._tracker))
         self._stack.enter_context(replaced_outermost_calls(VariedCalls(log).call))
         self._values = VariedValues(log, self._tracker)
         world = current_world()
@@ -121,6 +125,7 @@ class CallsInstrument(Instrument):
         assert self._trace is not None
         groups, calls = self._trace.list_from(self._num_reported)
         self._num_reported += len(calls)
+        exchange = self._read_exchange(event, calls)
         if self._lockstep is None:
             return
         for group in groups if calls else ():
@@ -129,8 +134,22 @@ class CallsInstrument(Instrument):
                 self._lockstep.report_members(group.name, tuple(expand_ranks(group.ranks)))
         for call in calls:
             tag = int(event.argument("tag") or 0)
-            if not self._lockstep.arrive(call, waits=_waits(call, event), tag=tag):
+            if not self._lockstep.arrive(Arrival(call, _waits(call, event), tag, exchange)):
                 raise RanksDiverged(_DIVERGED)
+
+    def _read_exchange(
+        self, event: CollectiveEvent, calls: Sequence[Collective]
+    ) -> Exchange | None:
+        """Note how much an all-to-all sends to whom; not if that is only assumed, without data."""
+        if len(calls) != 1 or calls[0].kind is not CollectiveKind.ALL_TO_ALL:
+            return None
+        call = event.read()
+        if any(map(is_fake, call.inputs)) and (call.input_splits or call.output_splits):
+            return None
+        exchange = Exchange(calls[0].order, *read_exchange(call))
+        if self._log is not None:
+            self._log.exchanges.append(exchange)
+        return exchange
 
     def _wait_for(self, order: int) -> None:
         """Wait for the send or receive that was issued as this number."""

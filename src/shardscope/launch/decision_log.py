@@ -18,7 +18,7 @@ import msgspec
 from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope._torch.process_groups.known_values import KnownValues
 from shardscope.attribution.call_sites import TORCH_FOLDER, read_stack
-from shardscope.launch.decisions import Change, Decisions, Pass, Site, SiteKind
+from shardscope.launch.decisions import Change, Decisions, Exchange, Pass, Site, SiteKind
 from shardscope.record import Source
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -66,6 +66,7 @@ class DecisionLog:
         self._hashes: dict[str, list[str]] = {kind: [] for kind in self._sources}
         self._values: set[object] = set()  # of data
         self._changed: dict[int, int] = {}
+        self.exchanges: list[Exchange] = []
         self._iterations: dict[int, int] = {}  # in which changes were made, by position
 
     def visit(
@@ -80,9 +81,10 @@ class DecisionLog:
         sources: Iterable[str] = (),
         is_handled: bool = False,
         detail: tuple[str, ...] = (),
+        has_samples: bool = False,
     ) -> Change | None:
         """The rank has come to a site: what to change there, if anything."""
-        site = Site(kind, what, source or find_line(sys._getframe(1)))
+        site = Site(kind, *((what, source) if source else locate(what, sys._getframe(1))))
         index = self._sites.setdefault(site, len(self._sites))
         if index == len(self._counts):
             self._counts.append(0)
@@ -101,6 +103,7 @@ class DecisionLog:
                 tuple(sorted(sources)),
                 is_handled,
                 detail,
+                has_samples,
             )
             self._passes.append(passed)
         self._num_inputs += kind is SiteKind.INPUT
@@ -152,13 +155,29 @@ class DecisionLog:
             num_bytes=self.num_bytes,
             inputs=tuple(known.inputs),
             object_inputs=tuple(known.object_inputs),
+            exchanges=tuple(self.exchanges),
         )
         self._path.write_bytes(msgspec.json.encode(decisions))
 
 
+def locate(what: str, frame: FrameType | None) -> tuple[str, Source | None]:
+    """What is done at the line that is running, and the line.
+
+    Of a library that the program calls, its line is named with what is done, and the line is that
+    of the program.
+    """
+    source = read_stack(frame).source
+    while frame is not None and not is_of_program(frame):
+        frame = frame.f_back
+    own = None if frame is None else read_stack(frame).source
+    if source is None or own is None or _PACKAGES not in os.path.abspath(source.file):
+        return what, source
+    return f"{what} in {os.path.basename(source.file)}:{source.line}", own
+
+
 def find_line(frame: FrameType | None) -> Source | None:
     """The program's line that is running."""
-    return read_stack(frame).source
+    return locate("", frame)[1]
 
 
 def find_caller(frame: FrameType | None) -> FrameType | None:

@@ -7,6 +7,7 @@ ended earlier than those of other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -46,6 +47,8 @@ class ChangeKind(StrEnum):
     SAME_ROWS = "same_rows"  # all rows are the first
     SHORTER = "shorter"  # sequences
     LONGER = "longer"
+    SHORTER_SAMPLES = "shorter_samples"  # sequences, before the program collates them
+    LONGER_SAMPLES = "longer_samples"
     WITHOUT = "without"  # an entry of the batch
     END = "end"  # of the data
     LATER = "later"  # than it is, from then on
@@ -72,7 +75,8 @@ class Pass(Struct, frozen=True):
 
     `num_calls` is how many collectives it had issued, `ranks` those that have the same value there
     as far as its own data or random numbers matter; None if nothing of its own does. `is_handled`
-    says that the program catches exceptions there, `detail` what there is to change.
+    says that the program catches exceptions there, `detail` what there is to change, `has_samples`
+    that the program collates samples with sequences itself.
     """
 
     site: int
@@ -85,6 +89,7 @@ class Pass(Struct, frozen=True):
     sources: tuple[str, ...] = ()
     is_handled: bool = False
     detail: tuple[str, ...] = ()
+    has_samples: bool = False
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -99,6 +104,39 @@ class Change(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     detail: str = ""
     is_repeated: bool = False
+
+
+class Exchange(Struct, frozen=True):
+    """The bytes that a rank's all-to-all sends to each member of the group, and expects of each.
+
+    `order` is that of the collective among all of the rank.
+    """
+
+    order: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+class Excess(Struct, frozen=True):
+    """A rank sends other than the receiver expects in an all-to-all; sizes are in bytes."""
+
+    sender: int
+    receiver: int
+    num_sent: int
+    num_expected: int
+
+
+def find_excess(
+    first: Exchange, second: Exchange, ranks: tuple[int, int], members: Sequence[int]
+) -> Excess | None:
+    """Where two ranks of a group expect other than is sent; None if they agree, or are unknown."""
+    ways = ((first, second, ranks), (second, first, ranks[::-1]))
+    for sending, receiving, (sender, receiver) in ways:
+        sent = dict(zip(members, sending.sent, strict=False)).get(receiver)
+        expected = dict(zip(members, receiving.received, strict=False)).get(sender)
+        if sent is not None and expected is not None and sent != expected:
+            return Excess(sender, receiver, sent, expected)
+    return None
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
@@ -123,3 +161,4 @@ class Decisions(Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
     inputs: tuple[ValueInput, ...] = ()
     object_inputs: tuple[ObjectInput, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()

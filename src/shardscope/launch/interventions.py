@@ -26,12 +26,15 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.data_loading import (
+    RecordedFetch,
     describe_batches,
     is_list_of_samples,
+    recorded_fetch,
     watched_batches,
 )
-from shardscope._torch.process_groups.value_sharing import SharingTracker
-from shardscope._torch.tree import leaves, pytree_map
+from shardscope._torch.dispatch import disable_dispatch_modes
+from shardscope._torch.process_groups.value_sharing import DATA, SharingTracker
+from shardscope._torch.tree import leaves, pytree_leaves, pytree_map
 from shardscope.launch.decision_log import (
     DecisionLog,
     catches_exceptions,
@@ -43,11 +46,12 @@ from shardscope.launch.decisions import Change, ChangeKind, SiteKind
 
 _LATER_SECONDS = 10 * 24 * 3600
 _SEED_OFFSET = 1_000_003
+_OF_SAMPLES = (ChangeKind.SHORTER_SAMPLES, ChangeKind.LONGER_SAMPLES)
 _CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 
 
 @contextmanager
-def varied_surroundings(log: DecisionLog) -> Iterator[None]:
+def varied_surroundings(log: DecisionLog, tracker: SharingTracker) -> Iterator[None]:
     """Report clocks, signals, files, seeds and data loaders until the context ends."""
     with ExitStack() as stack:
         _seed_differently(log.rank)
@@ -56,7 +60,7 @@ def varied_surroundings(log: DecisionLog) -> Iterator[None]:
         stack.enter_context(_varied_existence(log))
         stack.enter_context(_varied_seeds(log))
         stack.enter_context(_varied_scalers(log))
-        stack.enter_context(watched_batches(_VariedBatches(log).take))
+        stack.enter_context(watched_batches(_VariedBatches(log, tracker).take))
         yield
 
 
@@ -185,15 +189,19 @@ def _varied_scalers(log: DecisionLog) -> Iterator[None]:
 class _VariedBatches:
     """Changes batches of data loaders."""
 
-    def __init__(self, log: DecisionLog) -> None:
+    def __init__(self, log: DecisionLog, tracker: SharingTracker) -> None:
         self._log = log
+        self._tracker = tracker
 
     def take(self, draw: Callable[[], Any]) -> Any:
         """The batch that the program gets; `draw` takes that of the loader."""
         frame = find_caller(sys._getframe(1))
         if frame is None:
             return draw()
-        batch = draw()
+        with recorded_fetch(draw) as fetch:
+            batch = draw()
+        self._note_data(fetch, batch)
+        samples = None if fetch is None else fetch.samples
         has_samples = is_list_of_samples(draw, batch)
         change = self._log.visit(
             SiteKind.BATCH,
@@ -201,10 +209,24 @@ class _VariedBatches:
             is_handled=catches_exceptions(frame),
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
+            has_samples=fetch is not None and _has_sequences(fetch),
         )
         if change is None:
             return batch
+        if change.kind in _OF_SAMPLES and fetch is not None and samples is not None:
+            is_sequence = _choose_test(fetch)
+            changed = [_change_sample(sample, change.kind, is_sequence) for sample in samples]
+            return fetch.collate(changed)
         return change_batch(batch, change, has_samples=has_samples)
+
+    def _note_data(self, fetch: RecordedFetch | None, batch: Any) -> None:
+        """Note what tells the data of ranks apart: indices of samples, and values."""
+        if fetch is not None:
+            self._log.note_source(DATA, repr(fetch.indices).encode())
+        with disable_dispatch_modes():
+            for leaf in leaves(batch):
+                if isinstance(leaf, torch.Tensor):
+                    self._tracker.note_data(leaf)
 
 
 def list_entries(batch: Any) -> Iterator[str]:
@@ -253,6 +275,47 @@ def _leave_out(batch: Any, entry: str) -> Any:
         return None if f"tensor {next(numbers)}" == entry else value
 
     return pytree_map(keep, batch)
+
+
+def _has_sequences(fetch: RecordedFetch) -> bool:
+    """Whether the program collates samples with sequences, which may have other lengths."""
+    is_sequence = _choose_test(fetch)
+    return any(
+        is_sequence(value)
+        for sample in fetch.samples or ()
+        for value in pytree_leaves(sample, is_leaf=is_sequence)
+    )
+
+
+def _choose_test(fetch: RecordedFetch) -> Callable[[Any], bool]:
+    # A sample that is not collated is often a batch, whose tensors have the samples along dim 0.
+    return _is_list if fetch.is_single else _is_sequence
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether a part of a sample is a sequence: a list, or a tensor of numbers or of vectors."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 1 + value.is_floating_point() and len(value) > 1
+    return _is_list(value)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a part of a sample is a list of numbers, or of tuples of numbers."""
+    is_list = isinstance(value, list) and len(value) > 1
+    return is_list and all(isinstance(entry, int | float | tuple | list) for entry in value)
+
+
+def _change_sample(sample: Any, kind: ChangeKind, is_sequence: Callable[[Any], bool]) -> Any:
+    """A sample with shorter or longer sequences."""
+
+    def change_length(value: Any) -> Any:
+        if not is_sequence(value):
+            return value
+        if kind is ChangeKind.SHORTER_SAMPLES:
+            return value[: max(1, len(value) // 4)]
+        return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value + value
+
+    return pytree_map(change_length, sample, is_leaf=is_sequence)
 
 
 def list_lengths(batch: Any, *, has_samples: bool = False) -> list[int]:

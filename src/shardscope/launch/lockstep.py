@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import final
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from shardscope.hang import P2P_KINDS, differ
+from shardscope.launch.decisions import Exchange, find_excess
 from shardscope.record import Collective, CollectiveKind
 
 OUTCOME = "lockstep.json"
@@ -45,11 +46,15 @@ class Members(Struct, frozen=True, tag=True):
 
 
 class Arrival(Struct, frozen=True, tag=True):
-    """A rank is about to issue a collective; `waits` if its call returns only when it is done."""
+    """A rank is about to issue a collective; `waits` if its call returns only when it is done.
+
+    `exchange` is that of an all-to-all.
+    """
 
     call: Collective
     waits: bool
     tag: int = 0
+    exchange: Exchange | None = None
 
 
 class Waiting(Struct, frozen=True, tag=True):
@@ -108,9 +113,9 @@ class Lockstep:
         """Name the ranks of a group, before its first collective."""
         self._send(Members(group, ranks))
 
-    def arrive(self, call: Collective, *, waits: bool, tag: int = 0) -> bool:
+    def arrive(self, arrival: Arrival) -> bool:
         """Report a collective; False if the rank must end, because ranks have diverged."""
-        return self._ask(Arrival(call, waits, tag))
+        return self._ask(arrival)
 
     def wait(self, order: int) -> bool:
         """Wait for the send or receive that was reported as this rank's collective `order`."""
@@ -181,7 +186,7 @@ class Coordinator:
         self._running = set(ranks)
         self._threads: dict[int, _Thread] = {}  # by file descriptor
         self._members: dict[str, tuple[int, ...]] = {}
-        self._calls: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
+        self._arrivals: dict[tuple[str, int], dict[int, Arrival]] = defaultdict(dict)
         self._counts: dict[tuple[str, int], int] = defaultdict(int)
         self._waiting: dict[tuple[str, int], list[_Thread]] = defaultdict(list)
         self._transfers = _Transfers()
@@ -276,24 +281,25 @@ class Coordinator:
         elif call.kind in P2P_KINDS:
             self._transfer(thread, arrival)
         else:
-            self._join(thread, call, waits=arrival.waits)
+            self._join(thread, arrival)
 
-    def _join(self, thread: _Thread, call: Collective, *, waits: bool) -> None:
+    def _join(self, thread: _Thread, arrival: Arrival) -> None:
         """Take part in a collective; the last rank to come lets all go on."""
+        call = arrival.call
         members = self._members.get(call.group, (call.rank,))
         key = (call.group, self._counts[call.group, call.rank])
         self._counts[call.group, call.rank] += 1
-        calls = self._calls[key]
+        arrivals = self._arrivals[key]
         thread.waits_in = call
-        if any(differ(call, other) for other in calls.values()):
-            self._stop(Outcome("mismatch", tuple(sorted({*calls, call.rank}))))
+        if any(_contradict(arrival, other, members) for other in arrivals.values()):
+            self._stop(Outcome("mismatch", tuple(sorted({*arrivals, call.rank}))))
             return
-        calls[call.rank] = call
-        if len(calls) == len(members):
+        arrivals[call.rank] = arrival
+        if len(arrivals) == len(members):
             for waiting in (*self._waiting.pop(key, ()), thread):
                 waiting.answer(_GO)
-            del self._calls[key]
-        elif not waits:
+            del self._arrivals[key]
+        elif not arrival.waits:
             thread.answer(_GO)
         else:
             self._waiting[key].append(thread)
@@ -340,6 +346,16 @@ class Coordinator:
         for thread in self._threads.values():
             if thread.waits_in is not None:
                 thread.answer(_STOP)
+
+
+def _contradict(first: Arrival, second: Arrival, members: Sequence[int]) -> bool:
+    """Whether two ranks of a group do not issue the same collective, or expect other sizes."""
+    if differ(first.call, second.call):
+        return True
+    if first.exchange is None or second.exchange is None:
+        return False
+    ranks = first.call.rank, second.call.rank
+    return find_excess(first.exchange, second.exchange, ranks, members) is not None
 
 
 @final

@@ -55,8 +55,11 @@ class Program:
                     "start, or -m and a module's name."
                 )
 
-    def run(self) -> None:
-        """Execute the program as Python does: its folder on the path, its name `__main__`."""
+    def run(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Execute the program as Python does: its folder on the path, its name `__main__`.
+
+        `on_start` is called when its arguments are set, before its first line.
+        """
         main = ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
         sys.argv = [self.script, *self.args]
@@ -74,6 +77,7 @@ class Program:
             main.__file__ = os.path.abspath(self.script)
             main.__loader__ = SourceFileLoader("__main__", main.__file__)
         sys.modules["__main__"] = main
+        on_start()
         exec(code, vars(main))
 
 

@@ -112,8 +112,7 @@ class ProgramRun:
         code = 0
         try:
             with self._counter.watching(), self._reported_exits(), self._reported_threads():
-                self._instrument.begin()
-                self._program.run()
+                self._program.run(self._instrument.begin)
         except StepsDone:
             pass
         except EndOfRun as stop:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.module_calls import replaced_outermost_calls
 from shardscope._torch.modules import preserved_numbers
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.random_state import preserved_random_state
 from shardscope._torch.tree import leaves, map_leaves
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.step_capture import (

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self, final
+from typing import Protocol, Self, final
 
 import msgspec
 
@@ -58,6 +58,36 @@ class Interruption:
                 signal.signal(number, signal.SIG_DFL)
 
 
+class _Terminable(Protocol):
+    """A process that can be asked to end."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+
+_COMMAND = (sys.executable, "-m", "shardscope.launch.server")
+
+
+@contextmanager
+def _started(command: Sequence[str], requests: int, events: int) -> Iterator[_Terminable]:
+    """The process of this command, which gets two file descriptors; they are closed here."""
+    process = subprocess.Popen(
+        [*command, str(requests), str(events), str(os.getpid())],
+        pass_fds=[requests, events],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(requests)
+    os.close(events)
+    try:
+        yield process
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()  # its children notice, and end
+            process.wait()
+
+
 @final
 class WarmProcess:
     """A process that has imported torch and runs one request after the other, inside a context.
@@ -69,19 +99,13 @@ class WarmProcess:
         self._interruption = interruption
 
     def __enter__(self) -> Self:
-        read_requests, write_requests = os.pipe()
+        read_requests, self._requests = os.pipe()
         read_events, write_events = os.pipe()
-        ids = [str(read_requests), str(write_events), str(os.getpid())]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardscope.launch.server", *ids],
-            pass_fds=[read_requests, write_events],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
-        os.close(read_requests)
-        os.close(write_events)
-        self._requests = write_requests
-        self._events = open(read_events, "rb")
+        with ExitStack() as stack:
+            self._process = stack.enter_context(_started(_COMMAND, read_requests, write_events))
+            stack.callback(os.close, self._requests)  # then it ends
+            self._events = stack.enter_context(open(read_events, "rb"))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -90,15 +114,7 @@ class WarmProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._requests)
-        try:
-            if error is None:
-                self._process.wait()
-        finally:
-            if self._process.poll() is None:
-                self._process.kill()  # its children notice, and end
-                self._process.wait()
-            self._events.close()
+        self._stack.__exit__(kind, error, traceback)
 
     def run(self, request: Request, on_event: OnEvent) -> list[JobEnded]:
         """Run the jobs of a request; returns how each has ended."""

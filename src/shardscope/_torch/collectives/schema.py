@@ -7,6 +7,7 @@ tensor, a list, or a list of lists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -216,6 +217,29 @@ def read_call(op: str, layout: OpLayout, args: Sequence[Any], out: Any = None) -
         call.input_splits = args[layout.input_splits] or ()
         call.output_splits = args[layout.output_splits] or ()
     return call
+
+
+def read_exchange(call: CollectiveCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The bytes that an all-to-all sends to each member of its group, and receives from each."""
+    size = call.group.size()
+    sent = _split_bytes(call.inputs, call.input_splits, size)
+    if call.outputs is not None:
+        received = _split_bytes(call.outputs, call.output_splits, size)
+    else:
+        received = _split_bytes(call.inputs, call.output_splits, size)
+    return sent, received
+
+
+def _split_bytes(
+    tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
+) -> tuple[int, ...]:
+    if len(tensors) != 1:
+        return tuple(num_bytes(tensor) for tensor in tensors)
+    tensor = tensors[0]
+    if splits:
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+        return tuple(rows * row_bytes for rows in splits)
+    return (num_bytes(tensor) // size,) * size
 
 
 def split_batch(args: Sequence[Any]) -> list[tuple[OpLayout, tuple[Any, ...]]]:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.dtensor import dtensor_random, op_handlers
 from shardscope._torch.private import find_name, is_missing
-from shardscope._torch.snapshot import read_random_state, write_random_state
+from shardscope._torch.random_state import read_random_state, write_random_state
 
 eval_frame = find_name(
     "torch._C._dynamo.eval_frame",

@@ -91,9 +91,8 @@ class SharingTracker:
         for tensor in sources:
             sharing = sharing.joined(self.find(tensor))
         outputs = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-        if (
-            torch.Tag.nondeterministic_seeded in op.tags and not is_mutable
-        ):  # in place, weights are initialized
+        is_random = torch.Tag.nondeterministic_seeded in op.tags
+        if is_random and not is_mutable:  # in place, weights are initialized
             sharing = Sharing(frozenset((self._rank,)), sharing.sources | {RANDOM})
             for tensor in outputs:
                 self._note_source(RANDOM, tensor)
@@ -103,6 +102,11 @@ class SharingTracker:
         for tensor in outputs:
             if not any(tensor is known for known in inputs):
                 self._write(tensor, sharing, is_all=not schema.is_mutable and not _is_view(op))
+
+    def note_data(self, tensor: torch.Tensor) -> None:
+        """Note a tensor that holds data of this rank, such as its part of a data set."""
+        self._write(tensor, Sharing(frozenset((self._rank,)), frozenset((DATA,))), is_all=False)
+        self._note_source(DATA, tensor)
 
     def note_collective(self, event: CollectiveEvent, result: Any) -> None:
         """Note what a collective has made equal, or different, on the ranks of its group."""

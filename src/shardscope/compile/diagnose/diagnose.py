@@ -104,7 +104,7 @@ def diagnose(
             ) as workers,
         ):
             # These import dynamo, which takes seconds; the worker imports it at the same time.
-            from shardscope._torch.snapshot import preserved_random_state
+            from shardscope._torch.random_state import preserved_random_state
 
             with preserved_random_state():  # also from modules that draw numbers on import
                 from shardscope.compile.diagnose.pipeline import Resources, run_diagnosis

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from shardscope._torch.dynamo import has_compile_wrapper, unwrap_compiled
 from shardscope._torch.dynamo_caches import fresh_caches
-from shardscope._torch.snapshot import seed_torch
+from shardscope._torch.random_state import seed_torch
 from shardscope.compile.call_state import walk_call
 from shardscope.compile.diagnose.accuracy import format_error
 from shardscope.compile.diagnose.repro import FunctionCall

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.random_state import preserved_random_state, seed_generators
 from shardscope.errors import ParityError, ShardscopeError
 from shardscope.numerics import (
     RngUseMode,

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import nn
 
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.attribution.tensors import map_tensors
 from shardscope.errors import CollectiveError, RankError
 from shardscope.parallel.equivalence import (

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from shardscope._torch.dtensor import quiet_collectives
 from shardscope._torch.process_groups.threaded import OWN
-from shardscope._torch.snapshot import preserved_random_state, seed_generators, seed_torch
+from shardscope._torch.random_state import preserved_random_state, seed_generators, seed_torch
 from shardscope._torch.training_hooks import unwatched
 from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParityError

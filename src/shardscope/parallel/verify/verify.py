@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.dispatch import TorchDispatchMode
-from shardscope._torch.snapshot import preserved_random_state, seed_torch
+from shardscope._torch.random_state import preserved_random_state, seed_torch
 from shardscope._torch.tree import pytree_flatten, pytree_unflatten
 from shardscope.errors import ParallelError
 from shardscope.numerics import fp64_mode, perturb_ulp, perturb_ulp_, to_fp64

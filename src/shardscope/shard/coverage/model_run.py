@@ -27,7 +27,7 @@ from shardscope._torch.modules import (
     preserved_model,
 )
 from shardscope._torch.process_groups.simulated_tensors import meshes_with_data
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.tensors import (

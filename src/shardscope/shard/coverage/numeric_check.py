@@ -19,7 +19,7 @@ from shardscope._torch.cuda.kernel_choices import has_cpu_kernel
 from shardscope._torch.dispatch import TORCHS_OWN, disable_dispatch_modes, op_packet
 from shardscope._torch.dtensor import MeshPlacements, all_ranks, forget_decisions, split_ranks
 from shardscope._torch.mesh import describe_placements
-from shardscope._torch.snapshot import preserved_random_state, seed_torch
+from shardscope._torch.random_state import preserved_random_state, seed_torch
 from shardscope.attribution.tensors import tensors_in
 from shardscope.numerics import (
     RandomRounding,

@@ -13,7 +13,7 @@ from shardscope._torch.aot import trace_graphs
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.fake import without_data
 from shardscope._torch.modules import exchange_tensors, preserved_model
-from shardscope._torch.snapshot import preserved_random_state
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.attribution.module_names import NO_MODULE
 from shardscope.attribution.tensors import TensorSubstitution, empty_like, map_tensors, tensors_in
 from shardscope.errors import CoverageError

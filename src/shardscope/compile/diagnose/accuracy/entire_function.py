@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope._torch.dynamo import is_compiling, patched_inductor, watched_compiles
-from shardscope._torch.snapshot import preserved_random_state, seed_generators
+from shardscope._torch.random_state import preserved_random_state, seed_generators
 from shardscope.attribution.tensors import map_tensors
 from shardscope.compile.call_state import describe_values, list_uncompared, walk_call, walk_values
 from shardscope.compile.diagnose.accuracy.check_result import (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from shardscope._torch.dynamo import find_backend, patched_inductor, watched_compiles
-from shardscope._torch.snapshot import preserved_random_state, seed_torch
+from shardscope._torch.random_state import preserved_random_state, seed_torch
 from shardscope._torch.tree import map_tensor_leaves
 from shardscope.compile.diagnose.accuracy.check_result import (
     CheckResult,

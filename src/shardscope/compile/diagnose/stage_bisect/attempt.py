@@ -31,7 +31,7 @@ from shardscope._torch.inductor import (
     inductor_settings,
     without_caches,
 )
-from shardscope._torch.snapshot import seed_torch
+from shardscope._torch.random_state import seed_torch
 from shardscope.compile.diagnose.accuracy import Application, CheckResult, CompilerLog
 from shardscope.compile.diagnose.stage_bisect.bisect import (
     DECOMPOSITIONS,

@@ -25,7 +25,7 @@ from shardscope._torch.graph import (
     opens_level,
     unwraps,
 )
-from shardscope._torch.snapshot import seed_torch
+from shardscope._torch.random_state import seed_torch
 from shardscope._torch.storage import count_writes
 from shardscope.compile.diagnose.subgraph.subgraph import (
     Subgraph,

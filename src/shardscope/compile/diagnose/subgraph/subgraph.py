@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from shardscope._torch.graph import switched_back
-from shardscope._torch.snapshot import seed_torch
+from shardscope._torch.random_state import seed_torch
 from shardscope._torch.storage import is_wrapper_type
 
 
