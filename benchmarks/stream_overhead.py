@@ -6,6 +6,8 @@
 
 A contender is one trace, which is entered again for each of its steps, so that it has seen them
 before, as in a training run. Time is that of the thread, without other processes and waiting.
+The difference of steps also has the module calls that are watched, and the noise of all that the
+step computes. `--inside` measures where the tracer is called for a collective, and nothing else.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardscope import trace
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
 from shardscope.cli._llama import Llama, LlamaConfig, batch, compute_gradients, parallelize
 
 UNTRACED = "untraced"
@@ -177,6 +181,48 @@ def measure(workload: Workload, folder: Path, num_rounds: int) -> list[Cost]:
     ]
 
 
+def measure_inside(workload: Workload, folder: Path, num_rounds: int) -> list[Cost]:
+    """The thread's time that a trace takes for each collective, before and after it is issued."""
+    contexts: dict[str, AbstractContextManager[object]] = {
+        "two clocks": nullcontext(),
+        "trace": trace(workload.model),
+        "trace, stream": trace(workload.model, stream=folder / f"{workload.name}-inside.jsonl"),
+    }
+    own: dict[str, list[float]] = {name: [] for name in contexts}
+    num_collectives = count_collectives(workload)
+    for number in range(-3, num_rounds if num_collectives else -3):
+        for name, context in contexts.items():
+            outer, inner = Clock(), Clock()
+            with (
+                intercept(outer, report_missing=print),
+                context,
+                intercept(inner, report_missing=print),
+            ):
+                workload.step()
+            if number >= 0:
+                own[name].append(inner.total_us - outer.total_us)
+    clocks = statistics.median(own["two clocks"])
+    return [
+        summarize(workload.name, num_collectives, name, times, [clocks] * len(times))
+        for name, times in own.items()
+        if times
+    ]
+
+
+class Clock:
+    """Adds up when collectives are reported to it; of two, the difference is what is in between."""
+
+    def __init__(self) -> None:
+        self.total_us = 0.0
+
+    def before(self, event: CollectiveEvent) -> Clock:
+        self.total_us += time.thread_time_ns() / 1e3
+        return self
+
+    def after(self, noted: Clock) -> None:
+        self.total_us += time.thread_time_ns() / 1e3
+
+
 def time_step(workload: Workload, context: AbstractContextManager[object]) -> float:
     """The thread's time of a step inside the context, in µs, after one that warms its caches."""
     with context:
@@ -212,14 +258,15 @@ def summarize(
     )
 
 
-def measure_rank(names: tuple[str, ...], num_rounds: int) -> list[Cost]:
+def measure_rank(names: tuple[str, ...], num_rounds: int, *, is_inside: bool) -> list[Cost]:
     """The costs of all workloads in the process group that this process is in."""
     torch.set_num_threads(1)
+    run = measure_inside if is_inside else measure
     folder = Path(tempfile.mkdtemp(prefix="stream-overhead-"))
     try:
         return list(
             itertools.chain.from_iterable(
-                measure(workload, folder, num_rounds) for workload in make_workloads(names)
+                run(workload, folder, num_rounds) for workload in make_workloads(names)
             )
         )
     finally:
@@ -340,12 +387,14 @@ def print_growth(rows: list[Growth], group: str) -> None:
 @click.option("--ranks", "num_ranks", type=int, help="Real gloo ranks instead of simulated ones.")
 @click.option("--rounds", "num_rounds", default=60, show_default=True)
 @click.option("--workload", "names", multiple=True, help="explicit, TP, FSDP2 or DDP; all of them.")
+@click.option("--inside", "is_inside", is_flag=True, help="Measure the tracer where it is called.")
 @click.option("--collectives", type=int, help="Measure memory and disk over so many, not time.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write JSON here.")
 def main(
     num_ranks: int | None,
     num_rounds: int,
     names: tuple[str, ...],
+    is_inside: bool,
     collectives: int | None,
     json_path: Path | None,
 ) -> None:
@@ -364,7 +413,7 @@ def main(
             print_growth(rows, group)
         dist.destroy_process_group()
         return
-    costs = measure_rank(names, num_rounds)
+    costs = measure_rank(names, num_rounds, is_inside=is_inside)
     if dist.get_rank() == 0:
         print_report(costs, group)
         if json_path is not None:

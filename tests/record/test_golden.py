@@ -15,6 +15,7 @@ from shardscope.record import (
     CollectiveKind,
     Compiled,
     Coverage,
+    DroppedCollectives,
     Explanation,
     Finding,
     FullyShard,
@@ -425,6 +426,17 @@ def make_second() -> Recording:
             RankProcess(rank=0, host="node-0", pid=17, started_unix_ns=1_700_000_000_000_000_000),
         ),
         hangs=(make_hang(),),
+        dropped=(
+            DroppedCollectives(
+                rank=0,
+                group="tp[0-3]",
+                kind=CollectiveKind.SEND,
+                num_collectives=1_000,
+                input_bytes=64_000,
+                wire_bytes=64_000,
+                peer=1,
+            ),
+        ),
         comparisons=(
             RunComparison(
                 run_a="a.json",
@@ -474,7 +486,7 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
 def without_later_records(recording: Recording) -> Recording:
     """The recording as it was before values were sampled and processes recorded."""
     calls = tuple(replace(call, returned_ns=None) for call in recording.collectives)
-    later = {"values": (), "comparisons": (), "processes": (), "hangs": ()}
+    later = {"values": (), "comparisons": (), "processes": (), "hangs": (), "dropped": ()}
     return replace(recording, collectives=calls, **later)
 
 
@@ -500,4 +512,4 @@ def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
 
 def test_a_file_of_schema_2_from_before_hangs_were_recorded_still_reads():
     path = _FOLDER / "recording_v2_without_hangs.json"
-    assert load(path) == replace(make_second(), hangs=())
+    assert load(path) == replace(make_second(), hangs=(), dropped=())
