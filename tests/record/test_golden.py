@@ -513,3 +513,16 @@ def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
 def test_a_file_of_schema_2_from_before_hangs_were_recorded_still_reads():
     path = _FOLDER / "recording_v2_without_hangs.json"
     assert load(path) == replace(make_second(), hangs=(), dropped=())
+
+
+def test_a_stream_of_schema_2_still_reads():
+    recording = load(_FOLDER / "stream_v2.jsonl")
+    assert [call.order for call in recording.collectives] == [0, 1, 2]
+    assert [call.start_ns for call in recording.collectives] == [0, 10, 20]
+    assert {call.returned_ns for call in recording.collectives} == {None}
+    assert recording.collectives[2].cause == Call(api="torch.distributed.all_reduce")
+    assert [group.name for group in recording.groups] == ["dp[0-1]"]
+    assert [module.name for module in recording.modules] == ["layer"]
+    assert (recording.processes, recording.dropped) == ((), ())
+    assert [stop.error for stop in recording.stops] == ["ValueError: the batch is empty"]
+    assert recording.gaps[0].fact == "was not understood"
