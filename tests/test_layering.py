@@ -27,7 +27,7 @@ EVERYTHING_BELOW_CLI = {
     "contract",
     "report",
     "launch",
-    "check",
+    "checks",
     "errors",
     "version",
 }
@@ -66,7 +66,7 @@ ALLOWED = {
         "errors",
     },
     # Compares the ranks of a launched program.
-    "check": {"record", "_torch", "hang", "launch", "errors"},
+    "checks": {"record", "_torch", "hang", "launch", "errors"},
     "parallel": {
         "record",
         "_torch",

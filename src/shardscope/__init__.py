@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardscope.checks.api import CheckResult, check
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
     from shardscope.comm.value_selection import ValueSamples as ValueSamples
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shardscope.world import simulate
 
 _HOMES = {
+    "CheckResult": "shardscope.checks.api",
     "Diagnosed": "shardscope.compile.diagnose.diagnose",
     "Memory": "shardscope.shard.memory.memory",
     "ParallelProgram": "shardscope.parallel.program",
@@ -51,6 +53,7 @@ _HOMES = {
     "World": "shardscope.world",
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit.audit",
+    "check": "shardscope.checks.api",
     "compare_runs": "shardscope.report.show",
     "coverage": "shardscope.shard.coverage.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
@@ -74,6 +77,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CheckResult",
     "Diagnosed",
     "Memory",
     "ParallelProgram",
@@ -85,6 +89,7 @@ __all__ = [
     "World",
     "__version__",
     "audit",
+    "check",
     "compare_runs",
     "coverage",
     "diagnose",

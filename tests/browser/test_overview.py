@@ -85,7 +85,7 @@ def test_the_overview_says_what_dominates_what_was_not_checked_and_what_is_next(
     cells.get_by_role("button", name="1.00 GiB").click()
     assert "phase=forward" in page.url
     checks = page.get_by_role("region", name="What was checked")
-    expect(checks).to_contain_text("1 of 5 instruments ran")
+    expect(checks).to_contain_text("1 of 6 instruments ran")
 
 
 @pytest.mark.parametrize("width", [400, 1280, 1920])

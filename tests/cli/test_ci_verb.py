@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from checked_programs import make_checked, write_program
 from checked_repository import git, make_repository
 from github_api import Comments, serve_comments
 from shardscope.cli import main
-from shardscope.cli.ci_comment import PullRequest, find_pull_request
+from shardscope.cli.ci_comment import (
+    CIResult,
+    PullRequest,
+    find_pull_request,
+    render_comment,
+    summarize_result,
+)
 from shardscope.cli.ci_runs import checked_out
 from shardscope.cli.ci_settings import is_affected, parse_command, read_settings
 from shardscope.errors import ShardscopeError
+from shardscope.record import Severity
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +175,26 @@ def test_a_contract_can_be_recorded_into_a_file_that_only_has_commands(here: Pat
     text = Path("shardscope.toml").read_text()
     assert text.startswith("[ci]\nrecord = ['demo']  # fast\n")
     assert read_settings("shardscope.toml").contract is not None
+
+
+def test_ranks_that_diverge_fail_with_their_line_and_remedy(here: Path) -> None:
+    write_program(Path("wrong.py"), condition="dist.get_rank() == 0")
+    command = "check --nproc-per-node 2 --steps 2 --data -- wrong.py"
+    result = CliRunner().invoke(main, ["ci", "--no-base", "--record", command, "-o", "runs"])
+    assert result.exit_code == 1
+    assert result.stdout.endswith("shardscope ci: ranks diverge (1 finding)\n")
+    assert "| `divergence` |" in Path("runs/comment.md").read_text()
+    sarif = Path("runs/shardscope.sarif").read_text()
+    assert '"ruleId": "divergence"' in sarif
+    assert '"level": "error"' in sarif
+    assert "wrong.py" in sarif
+
+
+def test_ranks_that_may_diverge_fail_too() -> None:
+    findings = make_checked(Severity.WARNING).findings
+    result = CIResult(contract=None, violations=(), changes=(), divergences=findings)
+    assert result.is_failed
+    assert summarize_result(result) == "ranks diverge (1 finding)"
+    row = next(line for line in render_comment(result).splitlines() if "possible-div" in line)
+    assert "`train.py:12`" in row
+    assert "Let all ranks decide the same" in row

@@ -121,7 +121,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 def test_tools_say_what_they_are_for_and_whether_they_execute_code(agent: Agent) -> None:
     tools = {tool.name: tool for tool in agent.wait(agent.client.list_tools()).tools}
-    wanted = "run trace memory audit parity explain diagnose diff query show coverage doctor"
+    wanted = "run trace memory audit parity check explain diagnose diff query show coverage doctor"
     assert set(wanted.split()) <= set(tools)
     for name, tool in tools.items():
         assert len(tool.description or "") > 80

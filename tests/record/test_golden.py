@@ -11,6 +11,8 @@ from shardscope.record import (
     Axis,
     BucketReduce,
     Call,
+    Check,
+    CheckOutcome,
     Collective,
     CollectiveKind,
     Compiled,
@@ -36,6 +38,7 @@ from shardscope.record import (
     RankSpan,
     Recording,
     Redistribute,
+    Role,
     RunComparison,
     RunDeviation,
     RunInfo,
@@ -49,6 +52,7 @@ from shardscope.record import (
     Stop,
     ValueKind,
     ValueSample,
+    Variation,
     encode,
     load,
 )
@@ -291,6 +295,28 @@ def make_hang() -> HangAnalysis:
     )
 
 
+def make_check() -> Check:
+    """A check with a variation of each outcome."""
+    return Check(
+        world_size=8,
+        roles=(Role(rank=0, ranks=(RankSpan(0, 4),)), Role(rank=7, ranks=(RankSpan(4, 4),))),
+        num_steps=5,
+        is_complete=False,
+        has_data=True,
+        is_varied=True,
+        variations=tuple(
+            Variation(
+                condition=f"the batch of rank {rank} is empty",
+                ranks=(RankSpan(rank),),
+                outcome=outcome,
+                source=Source(file="train.py", line=12, function="step"),
+                detail="ValueError: empty" if outcome is CheckOutcome.RAISED else "",
+            )
+            for rank, outcome in enumerate(CheckOutcome)
+        ),
+    )
+
+
 def make_second() -> Recording:
     """What the file of schema 2 holds: figures, zeros among them, and what was not recorded."""
     first = make_first()
@@ -425,6 +451,7 @@ def make_second() -> Recording:
         processes=(
             RankProcess(rank=0, host="node-0", pid=17, started_unix_ns=1_700_000_000_000_000_000),
         ),
+        checks=(make_check(),),
         hangs=(make_hang(),),
         dropped=(
             DroppedCollectives(
@@ -486,7 +513,14 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
 def without_later_records(recording: Recording) -> Recording:
     """The recording as it was before values were sampled and processes recorded."""
     calls = tuple(replace(call, returned_ns=None) for call in recording.collectives)
-    later = {"values": (), "comparisons": (), "processes": (), "hangs": (), "dropped": ()}
+    later = {
+        "values": (),
+        "comparisons": (),
+        "processes": (),
+        "checks": (),
+        "hangs": (),
+        "dropped": (),
+    }
     return replace(recording, collectives=calls, **later)
 
 
@@ -512,7 +546,12 @@ def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
 
 def test_a_file_of_schema_2_from_before_hangs_were_recorded_still_reads():
     path = _FOLDER / "recording_v2_without_hangs.json"
-    assert load(path) == replace(make_second(), hangs=(), dropped=())
+    assert load(path) == replace(make_second(), hangs=(), checks=(), dropped=())
+
+
+def test_a_file_of_schema_2_from_before_checks_were_recorded_still_reads():
+    path = _FOLDER / "recording_v2_without_checks.json"
+    assert load(path) == replace(make_second(), checks=(), dropped=())
 
 
 def test_a_stream_of_schema_2_still_reads():

@@ -20,6 +20,8 @@ from shardscope.record import (
     AxisTypes,
     BreakSite,
     Cause,
+    Check,
+    CheckOutcome,
     Collective,
     CollectiveKind,
     CompiledGraph,
@@ -62,6 +64,7 @@ from shardscope.record import (
     RankMemory,
     RankProcess,
     Recompile,
+    Role,
     RunComparison,
     RunDeviation,
     RunInfo,
@@ -85,6 +88,7 @@ from shardscope.record import (
     TensorVerdict,
     ValueKind,
     ValueSample,
+    Variation,
     encode,
 )
 from shardscope.record.hang_records import (
@@ -177,6 +181,9 @@ _TABLES = {
     "gaps": Gap,
     "processes": RankProcess,
     "dropped": DroppedCollectives,
+    "checks": Check,
+    "roles": Role,
+    "variations": Variation,
     "hangs": HangAnalysis,
     "hang_sources": HangSource,
     "hang_causes": HangCause,
@@ -284,6 +291,7 @@ def test_reference_names_every_kind_phase_and_severity():
         ("graphs", "end", GraphEnd),
         ("ops of graphs", "kind", OpKind),
         ("values", "kind", ValueKind),
+        ("variations", "outcome", CheckOutcome),
         ("tensors of `types", "role", TensorRole),
     ],
 )

@@ -715,11 +715,22 @@ export interface PhaseRange {
 }
 
 /**
- * All parity checks and all partitioned programs.
+ * All parity checks, all partitioned programs, and all checks before launch.
  */
 export interface Proof {
   parity: readonly ParityItem[];
   parallel: readonly ParallelItem[];
+  checks: readonly RankCheckItem[];
+}
+
+/**
+ * A comparison of a program's ranks before launch.
+ */
+export interface RankCheckItem {
+  ranks: string;
+  summary: string;
+  severity: string;
+  variations: VariationTable;
 }
 
 /**
@@ -936,6 +947,17 @@ export interface Traffic {
   count: readonly number[];
   input_bytes: readonly number[];
   wire_bytes: readonly number[];
+}
+
+/**
+ * What some ranks alone were made to see, in columns; what makes ranks diverge comes first.
+ */
+export interface VariationTable {
+  condition: readonly string[];
+  outcome: readonly string[];
+  detail: readonly string[];
+  ranks: readonly string[];
+  source: readonly number[];
 }
 
 /**

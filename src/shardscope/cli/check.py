@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from shardscope.check import check
+from shardscope.checks import check
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.program import LaunchedProgram, program_options
 from shardscope.cli.shared_options import (
-    batch_axis_option,
     force_option,
     output_option,
     strict_option,
@@ -43,7 +42,14 @@ _PER_NODE = 8  # ranks of a TARGET's mesh that share a node, if they divide even
 @click.argument("target", metavar="TARGET", required=False)
 @program_options("num_nodes", "num_per_node", "gpu", target_only=("mesh", "batch_axes"))
 @click.option("--mesh", metavar="AXES", default="dp=2", show_default=True, help="Of a TARGET.")
-@batch_axis_option
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    multiple=True,
+    metavar="AXIS",
+    show_default=", ".join(BATCH_AXES),
+    help="Mesh axis of a TARGET over which the batch is split; repeatable.",
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),

@@ -29,7 +29,7 @@ from shardscope.cli.verb import Verb
 from shardscope.contract import check
 from shardscope.contract.violation_text import render_plain
 from shardscope.errors import ShardscopeError, TargetError
-from shardscope.record import Recording, write_file
+from shardscope.record import Recording, Severity, write_file
 from shardscope.record.text import sanitize_text
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_text import render_changes
@@ -57,7 +57,8 @@ _BASES = ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_DIFF_BASE_SHA")
         "shardscope ci --no-base model.py train.py",
         "shardscope ci --output shardscope-ci --comment --fail-on worse",
     ],
-    fails_if="A limit of the contract is exceeded, or a change matches --fail-on.",
+    fails_if="A limit of the contract is exceeded, a change matches --fail-on, or a recorded check "
+    "has found that ranks may diverge.",
 )
 @click.argument("files", nargs=-1, metavar="[CHANGED]...")
 @click.option(
@@ -206,6 +207,12 @@ def _judge(
         contract=contract,
         violations=() if contract is None else check(contract.contract, *recordings),
         changes=tuple(changes),
+        divergences=tuple(
+            finding
+            for recording in recordings
+            for finding in recording.findings
+            if recording.checks and finding.severity is not Severity.INFO
+        ),
         reasons=tuple(
             reason for compared in changes for reason in find_reasons(compared, triggers)
         ),

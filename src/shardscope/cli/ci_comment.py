@@ -14,6 +14,9 @@ from msgspec import Struct
 
 from shardscope.contract import ContractFile, Violation
 from shardscope.contract.violation_text import list_rows, summarize
+from shardscope.record import Finding
+from shardscope.record.base import name_line
+from shardscope.record.units import plural
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.changes_markdown import write_changes
 from shardscope.report.text.markdown_text import BoundedMarkdown, make_code, make_prose
@@ -27,18 +30,22 @@ _DENIED = (401, 403, 404)
 
 
 class CIResult(Struct, frozen=True, kw_only=True):
-    """What `shardscope ci` found: violations, what changed since the base, and what it lacked."""
+    """What `shardscope ci` found: violations, what changed since the base, and what it lacked.
+
+    `divergences` are the findings of `check`, each of which is a failure.
+    """
 
     contract: ContractFile | None
     violations: tuple[Violation, ...]
     changes: tuple[Changes, ...]
+    divergences: tuple[Finding, ...] = ()
     reasons: tuple[str, ...] = ()  # which --fail-on matched
     notes: tuple[str, ...] = ()
 
     @property
     def is_failed(self) -> bool:
-        """Whether a limit is exceeded, or a change was asked to fail."""
-        return bool(self.violations or self.reasons)
+        """Whether a limit is exceeded, ranks diverge, or a change was asked to fail."""
+        return bool(self.violations or self.divergences or self.reasons)
 
 
 def render_comment(result: CIResult) -> str:
@@ -50,6 +57,8 @@ def render_comment(result: CIResult) -> str:
         document.add_list(result.notes, make_prose)
     if result.contract is not None and result.violations:
         _write_violations(document, result.contract, result.violations)
+    if result.divergences:
+        _write_divergences(document, result.divergences)
     for changes in result.changes:
         write_changes(document, changes)
     return document.render()
@@ -60,6 +69,8 @@ def summarize_result(result: CIResult) -> str:
     parts = []
     if result.contract is not None:
         parts.append(summarize(result.violations, len(result.contract.contract.limits)))
+    if result.divergences:
+        parts.append(f"ranks diverge ({plural(len(result.divergences), 'finding')})")
     if result.reasons:
         parts.append(f"--fail-on matched: {', '.join(result.reasons)}")
     elif result.changes:
@@ -86,6 +97,20 @@ def _write_violations(
         ]
 
     document.add_table(["limit", "expected", "actual", "line", "remedy"], violations, make_row)
+
+
+def _write_divergences(document: BoundedMarkdown, findings: Sequence[Finding]) -> None:
+    document.add("### Ranks that diverge")
+
+    def make_row(finding: Finding) -> list[str]:
+        return [
+            make_code(finding.rule),
+            make_prose(finding.fact),
+            make_code(name_line(finding.source)) if finding.source else "",
+            make_prose(finding.remedy),
+        ]
+
+    document.add_table(["rule", "fact", "line", "remedy"], findings, make_row)
 
 
 class PullRequest(Struct, frozen=True):

@@ -34,11 +34,11 @@ from shardscope.record.parquet import check_format
 
 FILES_HELP = """\
 A command that runs a program (demo, run, trace, audit, visualize, memory, coverage, parallelize,
-parity, types, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder,
-where NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a number is
-added (NAME-2). report and export save a file next to the recording, contract record saves
-shardscope.toml, init a target or files for CI. ci, query and compare save files only with -o. show,
-tui, diff, contract check, doctor, completion and mcp save nothing.
+parity, check, types, explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current
+folder, where NAME is the target's. merge saves merged.shardscope.json.gz. If the name is taken, a
+number is added (NAME-2). report and export save a file next to the recording, contract record saves
+shardscope.toml, init a target or files for CI. ci, query, compare and hang save files only with -o.
+show, tui, diff, contract check, doctor, completion and mcp save nothing.
 
 -o OUT names another file; {rank} in it becomes the rank. A recording is saved as Parquet if OUT
 ends in .parquet. An existing file is overwritten only with --force. Each file is printed as "saved

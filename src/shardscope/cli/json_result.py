@@ -41,6 +41,7 @@ _VIEWS = {
     "layouts": "sharding",
     "parity": "correctness",
     "runs": "correctness",
+    "checks": "correctness",
     "hangs": "communication",
     "types": "correctness",
     "parallel": "correctness",

@@ -167,6 +167,27 @@ TOOLS = (
         takes_program=True,
     ),
     Tool(
+        name="check",
+        title="Find hangs before launch",
+        text="Whether the ranks of a training script would wait for each other forever: runs it as "
+        "several ranks and compares their collectives, then again as if some ranks saw another "
+        "batch, NaN, an exception or a later clock. Names the ranks, the line, the condition and "
+        "the remedy, and what was not tried. Use it before a launch and after a change of control "
+        "flow around collectives. Executes the target or program several times; needs no GPU.",
+        arguments=(
+            _TARGET,
+            _text("mesh", "For target: mesh axes and sizes. Default: dp=2.", "--mesh"),
+            _list(
+                "batch_axes", "For target: axes over which the batch is sharded.", "--batch-axis"
+            ),
+            *_CLUSTER,
+            _STEPS,
+            _GPU,
+            *_OUTPUT,
+        ),
+        takes_program=True,
+    ),
+    Tool(
         name="explain",
         title="Explain torch.compile",
         text="How many graphs torch.compile captures, which lines break them and what to write "

@@ -26,6 +26,7 @@ PROGRAM_VERBS = (
     "coverage",
     "parallelize",
     "parity",
+    "check",
     "explain",
     "diagnose",
     "demo",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import ExitStack
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.hooks import intercept
@@ -24,19 +29,33 @@ from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
 from shardscope.hang import P2P_KINDS, is_blocking_transfer
-from shardscope.launch.decision_log import DecisionLog
+from shardscope.launch.decision_log import DecisionLog, find_line
 from shardscope.launch.decisions import Exchange
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
 from shardscope.launch.lockstep import MIN_STEPS, Arrival, Lockstep
 from shardscope.launch.steps import EndOfRun, StepsDone
-from shardscope.record import Axis, Call, Collective, CollectiveKind, Recording, Stop, expand_ranks
+from shardscope.record import (
+    Axis,
+    Call,
+    Collective,
+    CollectiveKind,
+    Group,
+    Phase,
+    Recording,
+    Source,
+    Stop,
+    compress_ranks,
+    expand_ranks,
+)
 from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
 _MAX_COUNTED = 64  # elements of a tensor whose different values are counted
 _MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
 _DIVERGED = "the ranks do not issue the same collectives"
+NEW_GROUP = "new_group"
+"""The op of a call that creates a group, which waits for all ranks of the world."""
 CALLS = "calls"
 """The name of the instrument."""
 
@@ -73,6 +92,7 @@ class CallsInstrument(Instrument):
         self._num_reported = 0
         self._known_groups: set[str] = set()
         self._num_at_end: int | None = None
+        self._pending: tuple[Group, Collective] | None = None  # a call of new_group that waits
         self._stack = ExitStack()
 
     def begin(self) -> None:
@@ -81,6 +101,7 @@ class CallsInstrument(Instrument):
         self._stack.enter_context(self._trace)
         self._stack.enter_context(intercept(self, report_missing=lambda sentence: None))
         if self._lockstep is not None:
+            self._stack.enter_context(_awaited_groups(self._wait_for_group))
             transfers = awaited_transfers(lambda: self._num_reported, self._wait_for)
             self._stack.enter_context(transfers)
         if self._log is not None:
@@ -137,6 +158,23 @@ class CallsInstrument(Instrument):
             if not self._lockstep.arrive(Arrival(call, _waits(call, event), tag, exchange)):
                 raise RanksDiverged(_DIVERGED)
 
+    def _wait_for_group(self, members: tuple[int, ...]) -> None:
+        """Wait until all ranks of the world create the same group, as torch asks them to."""
+        if self._lockstep is None or self._num_at_end is not None:
+            return
+        rank, size = dist.get_rank(), dist.get_world_size()
+        group = Group(
+            name=f"{NEW_GROUP}({list(members)})",
+            torch_name="",
+            ranks=compress_ranks(range(size)),
+            num_ranks=size,
+        )
+        call = _make_group_call(group, rank, self._num_reported, find_line(sys._getframe(1)))
+        self._lockstep.report_members(group.name, tuple(range(size)))
+        if not self._lockstep.arrive(Arrival(call, waits=True)):
+            self._pending = group, call
+            raise RanksDiverged(_DIVERGED)
+
     def _read_exchange(
         self, event: CollectiveEvent, calls: Sequence[Collective]
     ) -> Exchange | None:
@@ -187,12 +225,59 @@ class CallsInstrument(Instrument):
         calls = recording.collectives[: self._num_at_end]
         is_cut = error is not None or self._num_at_end is not None
         rank = recording.run.ranks[0].first
+        if self._pending is not None:
+            group, call = self._pending
+            recording = replace(recording, groups=(*recording.groups, group))
+            calls = (*calls, call)
         return replace(
             recording,
             run=replace(recording.run, axes=self._axes or recording.run.axes),
             collectives=calls,
             stops=(Stop(rank=rank, is_gapless=True),) if is_cut else (),
         )
+
+
+@contextmanager
+def _awaited_groups(wait: Callable[[tuple[int, ...]], None]) -> Iterator[None]:
+    """Call `wait` with the members before the program creates a group, until the context ends."""
+    new_group = distributed_c10d.new_group
+    signature = inspect.signature(new_group)
+
+    @functools.wraps(new_group)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        if not arguments.get("use_local_synchronization"):
+            ranks = arguments.get("ranks")
+            wait(tuple(range(dist.get_world_size()) if ranks is None else sorted(ranks)))
+        return new_group(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for owner in (dist, distributed_c10d):
+            stack.enter_context(mock.patch.object(owner, "new_group", create))
+        yield
+
+
+def _make_group_call(group: Group, rank: int, order: int, source: Source | None) -> Collective:
+    return Collective(
+        rank=rank,
+        order=order,
+        group=group.name,
+        group_order=0,
+        kind=CollectiveKind.BARRIER,
+        op=NEW_GROUP,
+        num_ranks=group.num_ranks,
+        axis=None,
+        dtype="",
+        num_tensors=0,
+        input_bytes=0,
+        output_bytes=0,
+        wire_bytes=0,
+        phase=Phase.OUTSIDE,
+        owner=None,
+        trigger=None,
+        cause=Call(api=NEW_GROUP),
+        source=source,
+    )
 
 
 def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:

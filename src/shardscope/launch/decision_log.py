@@ -54,6 +54,7 @@ class DecisionLog:
         self.group_inputs = tuple(group_inputs)
         self.step = 0
         self._num_inputs = 0
+        self.is_in_model = False
         self.num_flops = self.num_bytes = 0
         self.count_calls: Callable[[], int] = lambda: 0
         self.known: KnownValues | None = None  # of a rank that runs without the others
@@ -82,6 +83,7 @@ class DecisionLog:
         is_handled: bool = False,
         detail: tuple[str, ...] = (),
         has_samples: bool = False,
+        has_strings: bool = False,
     ) -> Change | None:
         """The rank has come to a site: what to change there, if anything."""
         site = Site(kind, *((what, source) if source else locate(what, sys._getframe(1))))
@@ -104,6 +106,8 @@ class DecisionLog:
                 is_handled,
                 detail,
                 has_samples,
+                self.is_in_model,
+                has_strings,
             )
             self._passes.append(passed)
         self._num_inputs += kind is SiteKind.INPUT

@@ -54,7 +54,8 @@ class ChangeKind(StrEnum):
     LATER = "later"  # than it is, from then on
     RAISED = "raised"  # an exception
     DELIVERED = "delivered"  # the signal
-    OTHER = "other"  # seed
+    OTHER = "other"  # seed, or strings of the batch
+    FROZEN = "frozen"  # the parameters of a part of the model
 
 
 class Site(Struct, frozen=True):
@@ -76,7 +77,8 @@ class Pass(Struct, frozen=True):
     `num_calls` is how many collectives it had issued, `ranks` those that have the same value there
     as far as its own data or random numbers matter; None if nothing of its own does. `is_handled`
     says that the program catches exceptions there, `detail` what there is to change, `has_samples`
-    that the program collates samples with sequences itself.
+    that the program collates samples with sequences itself, `is_in_model` that the model runs,
+    `has_strings` that the batch has strings, such as the kinds of its samples.
     """
 
     site: int
@@ -90,6 +92,8 @@ class Pass(Struct, frozen=True):
     is_handled: bool = False
     detail: tuple[str, ...] = ()
     has_samples: bool = False
+    is_in_model: bool = False
+    has_strings: bool = False
 
 
 class Change(Struct, frozen=True, kw_only=True):

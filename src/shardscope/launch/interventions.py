@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -23,6 +23,7 @@ from unittest import mock
 import numpy
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.data_loading import (
@@ -210,6 +211,7 @@ class _VariedBatches:
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
             has_samples=fetch is not None and _has_sequences(fetch),
+            has_strings=any(map(_is_strings, pytree_leaves(batch, is_leaf=_is_strings))),
         )
         if change is None:
             return batch
@@ -258,8 +260,26 @@ def change_batch(batch: Any, change: Change, *, has_samples: bool = False) -> An
             return []
         case ChangeKind.SAME_ROWS if has_samples:
             return [batch[0] for _ in batch]
+        case ChangeKind.OTHER:
+            return _change_strings(batch, lambda strings: ["other"] * len(strings))
+        case ChangeKind.SAME_ROWS:
+            batch = _change_strings(batch, lambda strings: [strings[0]] * len(strings))
+            return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
         case _:
             return pytree_map(functools.partial(_change_tensor, kind=change.kind), batch)
+
+
+def _is_strings(value: Any) -> bool:
+    """Whether a part of a batch is a string for each sample."""
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_list and all(isinstance(entry, str) for entry in value)
+
+
+def _change_strings(batch: Any, change: Callable[[Sequence[str]], list[str]]) -> Any:
+    def replace(value: Any) -> Any:
+        return type(value)(change(value)) if _is_strings(value) else value
+
+    return pytree_map(replace, batch, is_leaf=_is_strings)
 
 
 def _leave_out(batch: Any, entry: str) -> Any:
@@ -419,6 +439,31 @@ _CHANGED_VALUES: dict[ChangeKind, Callable[[Any], Any]] = {
 }
 
 
+def _list_trained(model: nn.Module) -> Iterator[str]:
+    """The parts of a model, or their parts if there is only one, that have trained parameters.
+
+    None of one that DDP wraps: it has registered them already.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return
+    parts = [name for name, part in model.named_children() if _is_trained(part)]
+    if len(parts) == 1:
+        children = _list_trained(model.get_submodule(parts[0]))
+        yield from (f"{parts[0]}.{name}" for name in children)
+    else:
+        yield from parts
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _freeze(model: nn.Module, part: str) -> None:
+    for parameter in model.get_submodule(part).parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+
+
 @final
 class VariedCalls:
     """Changes the inputs of outermost calls of models, lets them fail, and delivers signals."""
@@ -432,7 +477,7 @@ class VariedCalls:
     ) -> Any:
         """The result of an outermost call of a module, which is run by `call(*args, **kwargs)`."""
         is_training = module.training and torch.is_grad_enabled()
-        if not is_training or not any(p.requires_grad for p in module.parameters()):
+        if not is_training or not _is_trained(module):
             return call(*args, **kwargs)
         frame = sys._getframe(1)
         source = find_line(frame)
@@ -444,14 +489,21 @@ class VariedCalls:
             type(module).__name__,
             source=source,
             is_handled=catches_exceptions(frame),
+            detail=tuple(_list_trained(module)),
         )
         if change is not None and change.kind is ChangeKind.RAISED:
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 20.00 GiB (simulated by shardscope check)"
             )
-        if change is not None:
+        if change is not None and change.kind is ChangeKind.FROZEN:
+            _freeze(module, change.detail)
+        elif change is not None:
             args, kwargs = change_batch((args, kwargs), change)
-        return call(*args, **kwargs)
+        self._log.is_in_model = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._log.is_in_model = False
 
     def _list_handled(self) -> Iterator[int]:
         """The signals that the program handles by functions of its own."""

@@ -43,7 +43,8 @@ class Check(Record, frozen=True, kw_only=True, gc=False):
 
     `has_data` says whether they computed with numbers, on this machine; otherwise tensors had no
     data. `is_complete` says whether the program ran to its end: otherwise it was ended after
-    `num_steps` steps.
+    `num_steps` steps. `is_varied` is false if no rank was made to see anything else, as after ranks
+    that diverge anyway.
     """
 
     world_size: NumRanks
@@ -51,4 +52,5 @@ class Check(Record, frozen=True, kw_only=True, gc=False):
     num_steps: Natural
     is_complete: bool
     has_data: bool
+    is_varied: bool = True
     variations: tuple[Variation, ...] = ()

@@ -92,7 +92,7 @@ def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
     for place, span_sets, (num_free, per_byte) in (
         ("$.run.ranks", {recording.run.ranks}, _RECORDED),
         ("$.modules", modules, _IN_MODULES),
-        ("its groups, layouts, comparisons and hangs", further_spans, _ELSEWHERE),
+        ("its groups, layouts, comparisons, checks and hangs", further_spans, _ELSEWHERE),
     ):
         num_named = sum(map(count_ranks, span_sets))
         if num_named > num_free + per_byte * num_bytes:
@@ -162,6 +162,9 @@ def _list_elsewhere(recording: Recording) -> Iterator[Spans]:
         yield from (collective.group for collective in explanation.collectives)
     for comparison in recording.comparisons:
         yield from (deviation.ranks for deviation in comparison.deviations)
+    for check in recording.checks:
+        yield from (role.ranks for role in check.roles)
+        yield from (variation.ranks for variation in check.variations)
     for hang in recording.hangs:
         yield from (hang.ranks, hang.missing_ranks)
         yield from (source.ranks for source in hang.sources)

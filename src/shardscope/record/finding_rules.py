@@ -63,6 +63,19 @@ _RULES = {
             "reached.",
         ),
     ),
+    "check": (
+        (
+            "divergence",
+            _FAILURE,
+            "Ranks do not issue the same collectives: a real run hangs or mixes up data there.",
+        ),
+        (
+            "possible-divergence",
+            _FAILURE,
+            "Ranks do not issue the same collectives if some of them see something else: another "
+            "batch, NaN in a loss, an exception, a later clock.",
+        ),
+    ),
     "hang": (
         (
             "rank-failed",

@@ -193,6 +193,7 @@ _OWN_WORLD_FIELDS = (
     "diagnoses",
     "explanations",
     "comparisons",
+    "checks",
     "hangs",
 )
 _WORLD_FIELDS = (
@@ -293,7 +294,7 @@ def _count_known(modules: tuple[Module, ...]) -> tuple[int, int]:
     return sum(parameter.live_name is not None for parameter in parameters), len(parameters)
 
 
-_MISSING = "world"
+MISSING = "world"
 
 
 def merge_files(
@@ -377,7 +378,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
     parts = [source.recording for source in sources]
     groups, group_gaps = _merge_groups(parts)
     run = _merge_runs([part.run for part in parts])
-    recorded = (gap for part in parts for gap in part.gaps if gap.place != _MISSING)
+    recorded = (gap for part in parts for gap in part.gaps if gap.place != MISSING)
     gaps = [*_find_missing(run), *_find_disagreements(parts), *group_gaps, *recorded]
     collectives = (collective for part in parts for collective in part.collectives)
     return Recording(
@@ -403,6 +404,7 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
         processes=tuple(process for part in parts for process in part.processes),
         dropped=tuple(record for part in parts for record in part.dropped),
+        checks=tuple(dict.fromkeys(check for part in parts for check in part.checks)),
         hangs=tuple(dict.fromkeys(hang for part in parts for hang in part.hangs)),
     )
 
@@ -468,7 +470,7 @@ def _find_missing(run: RunInfo) -> list[Gap]:
         return []
     ranks = format_ranks(compress_ranks(missing))
     fact = f"no recording of {len(missing)} of {run.world_size} ranks: {ranks}"
-    return [Gap(place=_MISSING, fact=fact)]
+    return [Gap(place=MISSING, fact=fact)]
 
 
 def _find_disagreements(parts: Sequence[Recording]) -> list[Gap]:

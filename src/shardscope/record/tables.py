@@ -124,6 +124,9 @@ _PATHS = {
     "comparisons": "comparisons",
     "run_deviations": "comparisons.deviations",
     "processes": "processes",
+    "checks": "checks",
+    "roles": "checks.roles",
+    "variations": "checks.variations",
     "hangs": "hangs",
     "hang_sources": "hangs.sources",
     "hang_causes": "hangs.causes",
@@ -151,6 +154,7 @@ _KEYS = {
     "explanations": {"rank": "rank", "target": "target"},
     "comparisons": {"run_a": "run_a", "run_b": "run_b"},
     "explanations.graphs": {"index": "graph"},
+    "checks": {"world_size": "world_size"},
     "hangs": {"ranks": "run_ranks"},
     "hangs.divergences": {"group": "group", "position": "position"},
 }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from checked_programs import make_checked
 from sample_recordings import make_diagnosis, make_holdings, make_parallel, make_recording
 from shardscope.record import (
     Agreement,
@@ -28,6 +29,7 @@ from shardscope.record import (
     Parity,
     Phase,
     RankSpan,
+    Severity,
     Source,
     StageTime,
     TensorKind,
@@ -237,6 +239,20 @@ def test_tensors_of_training_steps_have_the_phase_and_the_step_that_computed_the
     assert tensors.phase == ("forward", "backward", "outside", "optimizer", "")
     assert (set(tensors.step), set(tensors.dtype)) == ({2}, {"bfloat16"})
     assert tensors.kind[1] == "gradient, step 2"
+
+
+def test_a_check_before_launch_has_its_variations_in_columns() -> None:
+    page = build_page(make_checked(Severity.WARNING))
+    assert page.proof is not None
+    (item,) = page.proof.checks
+    assert item.severity == "warning"
+    assert item.ranks == "2 of 2 ranks were run, with data, 6 steps, to the end of the program"
+    assert item.variations.outcome == ("diverged", "not tried", "raised", "same")
+    assert item.variations.ranks == ("1",) * 4
+    assert {page.sources.line[at] for at in item.variations.source} == {12}
+    fine = build_page(make_checked()).proof
+    assert fine is not None
+    assert fine.checks[0].severity == ""
 
 
 def test_a_page_without_compilers_has_no_such_view() -> None:

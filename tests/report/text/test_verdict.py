@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from checked_programs import make_checked
 from sample_recordings import make_collective, make_diagnosis, make_recording, make_run
 from shardscope.record import (
     Agreement,
@@ -242,6 +243,18 @@ def compared_runs(**changes: Any) -> Recording:
 
 
 CASES = {
+    "ranks that diverge": (
+        make_checked(Severity.ERROR),
+        (F, "check", "Ranks diverge: rank 1 skips an all_reduce that the other ranks issue"),
+    ),
+    "ranks that diverge under a condition": (
+        make_checked(Severity.WARNING),
+        (S, "check", "Ranks diverge if item() at train.py:15 is False on rank 1: 1 variation not"),
+    ),
+    "ranks that do not diverge": (
+        make_checked(),
+        (OK, "check", "the same collectives in 6 steps, also under 2 variations of what some see"),
+    ),
     "implicit gathers from 5% of the bytes": (
         traced({"cause": GATHER, "times": 9}, {"cause": IMPLICIT, "owner": "layers.3.moe"}),
         (
@@ -633,3 +646,26 @@ def test_a_comparison_is_judged_by_what_got_worse(
 def test_a_comparison_in_which_results_got_worse_is_wrong() -> None:
     changes = compare(compared(Agreement.EQUAL), compared(Agreement.DIFFERS))
     assert judge_changes(changes).judgement is W
+
+
+def test_a_check_before_launch_names_its_remedy_and_what_was_not_tried() -> None:
+    verdict = judged(make_checked(Severity.WARNING, num_left=2))
+    (concern,) = verdict.concerns
+    assert (concern.view, concern.source) == (
+        "proof",
+        make_checked(Severity.ERROR).findings[0].source,
+    )
+    assert concern.remedy.startswith("Let all ranks decide the same")
+    assert verdict.unchecked[-1] == "2 variations"
+    assert "hangs" not in verdict.unchecked
+    fine = judged(make_checked(num_left=0))
+    assert fine.concerns[0].reason == ""
+    assert not any("variation" in words for words in fine.unchecked)
+
+
+def test_several_conditions_are_counted() -> None:
+    recording = make_checked(Severity.WARNING)
+    (check,) = recording.checks
+    again = replace(check, variations=(*check.variations, check.variations[-1]))
+    fact = first_of(replace(recording, checks=(again,))).fact
+    assert fact.endswith("on rank 1, and under 1 more of 4 conditions that were tried")

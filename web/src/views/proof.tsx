@@ -1,4 +1,7 @@
-/** Whether the parallel program computes the same results, and the collectives that were inserted. */
+/**
+ * Whether the parallel program computes the same results, the collectives that were inserted, and
+ * whether its ranks would wait for each other.
+ */
 import "./proof.css";
 import type { DivergenceItem, ParallelItem, ParityItem, TensorTable } from "../page";
 import { Badge } from "../parts/badge";
@@ -11,13 +14,14 @@ import { formatNumber, pluralize } from "../parts/units";
 import { page } from "../store/page";
 import { param, setParam } from "../store/route";
 import { listUnfollowed, selectedFacets } from "../store/selection";
+import { CheckedRanks } from "./proof/checked_ranks";
 import { ComparedTensors } from "./proof/compared_tensors";
 import { Fallbacks, Inserted } from "./proof/inserted";
 import { countDiffering, FOLLOWED, isDivergenceSelected } from "./proof/selected_rows";
 import type { View } from "./view";
 
 function Proof() {
-  const { parity, parallel } = page.value.proof!;
+  const { parity, parallel, checks } = page.value.proof!;
   return (
     <>
       {parity.map((item, i) => (
@@ -25,6 +29,9 @@ function Proof() {
       ))}
       {parallel.map((item, i) => (
         <Parallel key={`c${i}`} item={item} />
+      ))}
+      {checks.map((item, i) => (
+        <CheckedRanks key={`r${i}`} item={item} />
       ))}
     </>
   );
@@ -164,7 +171,8 @@ function Parallel({ item }: { item: ParallelItem }) {
 export const view: View = {
   id: "proof",
   title: "Correctness",
-  hasData: ({ proof }) => proof !== null && proof.parity.length + proof.parallel.length > 0,
+  hasData: ({ proof }) =>
+    proof !== null && proof.parity.length + proof.parallel.length + proof.checks.length > 0,
   empty: "The parallel model was not compared with a single device.",
   command: "shardscope parity TARGET --mesh tp=2 -o recording.json",
   params: () => ({ only: ["all", "bad"] }),

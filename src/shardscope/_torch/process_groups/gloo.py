@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
@@ -64,6 +65,8 @@ def joined_by_gloo(
         replace_attribute(stack, distributed_c10d, "_new_process_group_helper", make)
         for module in (dist, distributed_c10d):
             replace_attribute(stack, module, "barrier", _without_devices(distributed_c10d.barrier))
+            gather = _of_any_shape(distributed_c10d.all_gather_into_tensor)
+            replace_attribute(stack, module, "all_gather_into_tensor", gather)
         for module in (dist, distributed_c10d, device_mesh):
             replace_attribute(stack, module, "split_group", split_group)
         yield
@@ -84,6 +87,21 @@ def _with_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return make_with_gloo
+
+
+def _of_any_shape(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """A gather that accepts an output of any shape with as many elements, which gloo refuses."""
+
+    @functools.wraps(gather)
+    def gather_flat(
+        output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if output_tensor.is_contiguous() and output_tensor.shape[1:] != input_tensor.shape[1:]:
+            output_tensor = output_tensor.view(-1)
+            input_tensor = input_tensor.contiguous().view(-1)
+        return gather(output_tensor, input_tensor, *args, **kwargs)
+
+    return gather_flat
 
 
 def _without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Data of the correctness view: parity verdicts and parallel programs."""
+"""Data of the correctness view: parity verdicts, parallel programs and checks before launch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from shardscope.record import (
     FINE,
     TOLERABLE,
     Agreement,
+    Check,
     Divergence,
     Fallback,
     Finding,
@@ -16,6 +17,7 @@ from shardscope.record import (
     Parity,
     Phase,
     Recording,
+    Severity,
     TensorKind,
     TensorVerdict,
     format_ranks,
@@ -29,8 +31,11 @@ from shardscope.report.html.page_views import (
     ParallelItem,
     ParityItem,
     Proof,
+    RankCheckItem,
     TensorTable,
+    VariationTable,
 )
+from shardscope.report.text.checked_ranks import describe_ranks, sort_variations, summarize_check
 from shardscope.report.text.correctness import (
     group_identical,
     layer_group_key,
@@ -42,14 +47,34 @@ from shardscope.report.text.heading import name_mesh
 
 
 def make_proof(recording: Recording, index: Index) -> Proof | None:
-    """Make the view, or None if there is no parity check and no parallel program."""
-    if not recording.parity and not recording.parallel:
+    """Make the view, or None if there is no check of any kind and no parallel program."""
+    if not recording.parity and not recording.parallel and not recording.checks:
         return None
     return Proof(
         parity=tuple(
             _make_parity(parity, index, recording.findings) for parity in recording.parity
         ),
         parallel=tuple(_make_parallel(program, index) for program in recording.parallel),
+        checks=tuple(_make_check(check, index, recording.findings) for check in recording.checks),
+    )
+
+
+def _make_check(check: Check, index: Index, findings: Sequence[Finding]) -> RankCheckItem:
+    severities = {finding.severity for finding in findings}
+    variations = sort_variations(check)
+    return RankCheckItem(
+        ranks=describe_ranks(check),
+        summary=summarize_check(check),
+        severity=next(
+            (str(item) for item in (Severity.ERROR, Severity.WARNING) if item in severities), ""
+        ),
+        variations=VariationTable(
+            condition=tuple(variation.condition for variation in variations),
+            outcome=tuple(str(variation.outcome) for variation in variations),
+            detail=tuple(variation.detail for variation in variations),
+            ranks=tuple(format_ranks(variation.ranks) for variation in variations),
+            source=tuple(index.source(variation.source) for variation in variations),
+        ),
     )
 
 

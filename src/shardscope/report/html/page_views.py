@@ -322,11 +322,31 @@ class ParallelItem(Struct, frozen=True, kw_only=True):
     tensors: TensorTable = TensorTable()
 
 
+class VariationTable(Struct, frozen=True, kw_only=True):
+    """What some ranks alone were made to see, in columns; what makes ranks diverge comes first."""
+
+    condition: tuple[str, ...] = ()
+    outcome: tuple[str, ...] = ()  # same, diverged, raised, not tried
+    detail: tuple[str, ...] = ()  # what was raised, or why it was not tried
+    ranks: tuple[str, ...] = ()
+    source: tuple[int, ...] = ()
+
+
+class RankCheckItem(Struct, frozen=True, kw_only=True):
+    """A comparison of a program's ranks before launch."""
+
+    ranks: str  # `2 of 2 ranks were run, with data, 5 steps, to the end of the program`
+    summary: str  # `4 variations: ranks diverge under 1; issue the same collectives under 3.`
+    severity: str  # of the worst finding: error, warning; empty if no rank diverges
+    variations: VariationTable
+
+
 class Proof(Struct, frozen=True, kw_only=True):
-    """All parity checks and all partitioned programs."""
+    """All parity checks, all partitioned programs, and all checks before launch."""
 
     parity: tuple[ParityItem, ...] = ()
     parallel: tuple[ParallelItem, ...] = ()
+    checks: tuple[RankCheckItem, ...] = ()
 
 
 class ShardRectangle(Struct, frozen=True, kw_only=True):

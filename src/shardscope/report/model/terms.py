@@ -52,6 +52,8 @@ TERMS = {
     "full tensor": "the tensor that the shards make up",
     "reshard": "a change of placement, by communication or by slicing",
     "fallback": "an op that runs on replicated inputs because no strategy applies",
+    "variation": "something that some ranks alone were made to see, to find out whether ranks "
+    "still issue the same",
     "parity": "whether a parallel version computes what the single device does",
     "noise floor": "the difference that rounding alone explains, measured with double precision",
     "verdict": "the result of a check: agrees, differs, not comparable",

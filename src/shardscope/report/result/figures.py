@@ -312,6 +312,39 @@ class HangFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unknowns: tuple[str, ...] = ()
 
 
+class RoleFigures(Struct, frozen=True, kw_only=True):
+    """A rank that was run before launch, and the ranks that it stands for."""
+
+    rank: int
+    ranks: str
+
+
+class VariationFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What some ranks alone were made to see, and what ranks do then.
+
+    `outcome` is same, diverged, raised or not tried; `detail` is why, or what was raised.
+    """
+
+    condition: str
+    outcome: str
+    ranks: str
+    line: str = ""
+    detail: str = ""
+
+
+class RankCheckFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a program's ranks were compared before launch; what diverges is a finding, too."""
+
+    verdict: str
+    world_size: int
+    num_steps: int
+    is_complete: bool
+    has_data: bool
+    is_varied: bool
+    roles: tuple[RoleFigures, ...] = ()
+    variations: tuple[VariationFigures, ...] = ()
+
+
 class FallbackFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An op of a parallel program that cannot run on its sharded inputs."""
 
@@ -567,6 +600,7 @@ class Figures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     layouts: tuple[LayoutFigures, ...] = ()
     parity: tuple[ParityFigures, ...] = ()
     runs: tuple[RunFigures, ...] = ()
+    checks: tuple[RankCheckFigures, ...] = ()
     hangs: tuple[HangFigures, ...] = ()
     types: tuple[TypesFigures, ...] = ()
     parallel: tuple[ParallelFigures, ...] = ()

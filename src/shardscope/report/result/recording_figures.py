@@ -33,6 +33,7 @@ from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     find_busiest_ranks,
 )
+from shardscope.report.result.check_figures import read_checks
 from shardscope.report.result.correctness_figures import (
     read_compiler,
     read_coverage,
@@ -84,6 +85,7 @@ def read_figures(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) ->
         layouts=tuple(map(_read_layout, recording.layouts)),
         parity=read_parity(recording),
         runs=read_runs(recording),
+        checks=read_checks(recording),
         hangs=read_hangs(recording),
         types=read_types(recording),
         parallel=read_parallel(recording),

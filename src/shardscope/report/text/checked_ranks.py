@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -20,6 +20,18 @@ _WORDS = {
     CheckOutcome.RAISED: "raises: the launcher ends all ranks",
     CheckOutcome.NOT_TRIED: "not tried",
 }
+_COUNTED = {
+    CheckOutcome.DIVERGED: "ranks diverge under {:,}",
+    CheckOutcome.SAME: "issue the same collectives under {:,}",
+    CheckOutcome.RAISED: "raise an exception under {:,}",
+    CheckOutcome.NOT_TRIED: "{:,} not tried",
+}
+_ORDER = (
+    CheckOutcome.DIVERGED,
+    CheckOutcome.NOT_TRIED,
+    CheckOutcome.RAISED,
+    CheckOutcome.SAME,
+)
 
 
 def render_checks(recording: Recording) -> Iterator[RenderableType]:
@@ -28,7 +40,7 @@ def render_checks(recording: Recording) -> Iterator[RenderableType]:
         yield make_title("Check", describe_ranks(check))
         yield Text(summarize_check(check))
         if check.variations:
-            yield _render_variations(check.variations)
+            yield _render_variations(sort_variations(check))
 
 
 def describe_ranks(check: Check) -> str:
@@ -42,13 +54,20 @@ def describe_ranks(check: Check) -> str:
 def summarize_check(check: Check) -> str:
     """How many variations were tried, and what came of them."""
     counts = Counter(variation.outcome for variation in check.variations)
+    if not check.is_varied:
+        return "What ranks see was not varied."
     if not check.variations:
         return "No decision of the program depends on what a rank alone sees."
-    words = [f"{counts[outcome]:,} {_WORDS[outcome]}" for outcome in _WORDS if counts[outcome]]
+    words = [text.format(counts[outcome]) for outcome, text in _COUNTED.items() if counts[outcome]]
     return f"{plural(len(check.variations), 'variation')}: {'; '.join(words)}."
 
 
-def _render_variations(variations: tuple[Variation, ...]) -> RenderableType:
+def sort_variations(check: Check) -> list[Variation]:
+    """Sort variations by what is worth reading first: those under which ranks diverge."""
+    return sorted(check.variations, key=lambda variation: _ORDER.index(variation.outcome))
+
+
+def _render_variations(variations: Sequence[Variation]) -> RenderableType:
     columns = {
         "condition": Column("if", ColumnStyle.PROSE, 30),
         "outcome": Column("then", ColumnStyle.PROSE, 16),
@@ -61,7 +80,9 @@ def _render_variations(variations: tuple[Variation, ...]) -> RenderableType:
 
 
 def _describe_outcome(variation: Variation) -> Text:
-    text = make_text(_WORDS[variation.outcome], _STYLES.get(variation.outcome, ""))
+    words, style = _WORDS[variation.outcome], _STYLES.get(variation.outcome, "")
     if variation.detail and variation.outcome is CheckOutcome.RAISED:
-        text = make_text(f"raises {variation.detail}")
-    return text
+        words = f"raises: {variation.detail}"
+    elif variation.detail:
+        words = f"{words}: {variation.detail}"
+    return make_text(words, style)

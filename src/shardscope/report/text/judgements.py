@@ -15,6 +15,8 @@ from msgspec import Struct
 from shardscope.record import (
     FINE,
     TOLERABLE,
+    Check,
+    CheckOutcome,
     Condition,
     Diagnosis,
     Explanation,
@@ -278,6 +280,41 @@ def judge_hangs(recording: Recording) -> Iterator[Concern]:
             source=None if first is None else first.source,
             remedy="" if first is None else first.remedy,
         )
+
+
+def judge_checks(recording: Recording) -> Iterator[Concern]:
+    """Judge whether ranks diverge, as they are run or under a variation of what some see."""
+    for check in recording.checks:
+        finding = next(iter(recording.findings), None)
+        judgement, fact, reason = _judge_check(check, finding)
+        yield Concern(
+            judgement=judgement,
+            rule="check",
+            fact=fact,
+            reason=reason,
+            view="proof",
+            source=None if finding is None else finding.source,
+            remedy="" if finding is None else finding.remedy,
+        )
+
+
+def _judge_check(check: Check, finding: Finding | None) -> tuple[Judgement, str, str]:
+    """The judgement on a check with this finding first, a fact, and what was not tried."""
+    if finding is not None and finding.severity is Severity.ERROR:
+        return Judgement.FAILS, "Ranks diverge", finding.fact.rstrip(".")
+    outcomes = [variation.outcome for variation in check.variations]
+    num_left = outcomes.count(CheckOutcome.NOT_TRIED)
+    reason = f"{plural(num_left, 'variation')} not tried" if num_left else ""
+    conditions = [v.condition for v in check.variations if v.outcome is CheckOutcome.DIVERGED]
+    if finding is not None and conditions:
+        more = f", and under {len(conditions) - 1:,} more of " * (len(conditions) > 1)
+        more += f"{len(outcomes) - num_left:,} conditions that were tried" if more else ""
+        return Judgement.SUSPECT, f"Ranks diverge if {conditions[0]}{more}", reason
+    num_tried = len(outcomes) - num_left
+    varied = f", also under {plural(num_tried, 'variation')} of what some see" if num_tried else ""
+    steps = plural(check.num_steps, "step")
+    fact = f"All ranks that were run issue the same collectives in {steps}{varied}"
+    return Judgement.FINE, fact, reason
 
 
 _CAUSES = {

@@ -19,6 +19,7 @@ from shardscope.report.model.memory_peaks import (
     most_bytes,
 )
 from shardscope.report.model.traffic_totals import IdenticalRanks
+from shardscope.report.text.checked_ranks import describe_ranks, summarize_check
 from shardscope.report.text.compiler import fold_explanations, name_condition, summarize_explanation
 from shardscope.report.text.correctness import summarize_parallel, summarize_parity, summarize_proof
 from shardscope.report.text.heading import describe_scope, format_per_rank, name_holder, name_mesh
@@ -178,6 +179,10 @@ def _list_proof_metrics(recording: Recording) -> Iterator[KeyMetric]:
         summary = f"on {name_mesh(program.axes)}: {summarize_parallel(program).plain}"
         card = _make_verdict_card("parallel program", proof, summary)
         yield KeyMetric("proof", f"{summary}. {proof}", (card,))
+    for check in recording.checks:
+        summary, ranks = summarize_check(check).rstrip("."), describe_ranks(check)
+        card = MetricCard(label="ranks before launch", value=summary, note=ranks)
+        yield KeyMetric("proof", f"{ranks}. {summary}", (card,))
 
 
 def _make_verdict_card(label: str, verdict: str, detail: str) -> MetricCard:

@@ -18,6 +18,9 @@ _MAX_FILES = 4  # that are named
 _KEPT_OPTIONS = ("--nnodes", "--nproc-per-node")
 _FLAGS = {
     "--data",
+    "--no-data",
+    "--variations",
+    "--no-variations",
     "--force",
     "--json",
     "--strict",
@@ -26,7 +29,7 @@ _FLAGS = {
     "--processes",
     "--guards",
 }
-_VERBS = ("trace", "audit", "memory", "coverage", "parity", "explain", "diagnose", "run")
+_VERBS = ("trace", "audit", "memory", "coverage", "parity", "explain", "diagnose", "check", "run")
 _SMALL_MESH = ("parity", "coverage")  # commands that run all ranks of a mesh in one process
 _SMALL_SIZE = 2
 VIEW_INSTRUMENTS = {

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import (
+    CheckOutcome,
     Compiled,
     Finding,
     MarkKind,
@@ -26,6 +27,7 @@ from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.judgements import (
     Concern,
     Judgement,
+    judge_checks,
     judge_hangs,
     judge_memory,
     judge_programs,
@@ -51,7 +53,13 @@ _LABELS = {
 _RULE_LABELS = {"contract-exceeded": "Exceeds its contract"}
 """Labels of rules for which that of the judgement says too little."""
 
-_PARALLEL = ("parity", "trace", "audit", "coverage")  # instruments that a single rank needs not
+_PARALLEL = (
+    "parity",
+    "trace",
+    "audit",
+    "coverage",
+    "check",
+)  # instruments that a single rank needs not
 _COMPILER = ("explain", "diagnose")
 
 
@@ -83,6 +91,11 @@ _CHECKS = (
     Check(instrument="memory", subject="memory", question="Does a step fit on the GPU?"),
     Check(instrument="audit", subject="sharding", question="Is the model sharded as intended?"),
     Check(instrument="coverage", subject="op coverage", question="Which ops cannot run sharded?"),
+    Check(
+        instrument="check",
+        subject="hangs",
+        question="Could its ranks wait for each other forever?",
+    ),
     Check(instrument="explain", subject="graph breaks", question="What breaks compiled graphs?"),
     Check(
         instrument="diagnose",
@@ -90,7 +103,8 @@ _CHECKS = (
         question="Does the compiled function compute the same?",
     ),
 )
-_UNNAMED = "coverage"  # the verdict does not name it: it finds in advance what a trace observes
+# The verdict does not name these: they find in advance what a trace observes.
+_UNNAMED = ("coverage", "check")
 
 
 class RunVerdict(Struct, frozen=True, kw_only=True):
@@ -137,6 +151,7 @@ def judge(recording: Recording, rank_sets: Sequence[IdenticalRanks]) -> RunVerdi
     """Judge a recording of any instruments by the rules of docs/guide/verdict.md."""
     concerns = [
         *judge_hangs(recording),
+        *judge_checks(recording),
         *judge_results(recording),
         *(() if recording.hangs else _judge_findings(recording)),
         *_judge_completeness(recording),
@@ -187,7 +202,7 @@ _JUDGED = {
     "skipped-frame",
     "recompiles",
 }
-_JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose", "compare")
+_JUDGED_INSTRUMENTS = ("parity", "parallelize", "diagnose", "compare", "check")
 _VIEWS = {
     "audit": "sharding",
     "trace": "communication",
@@ -305,12 +320,15 @@ def _describe_nothing(recording: Recording) -> Concern:
 def list_unchecked(recording: Recording) -> Iterator[str]:
     """Name what no instrument looked at, and what is missing from those that did."""
     for check in list_checks(recording):
-        if not check.has_run and not check.is_needless and check.instrument != _UNNAMED:
+        if not check.has_run and not check.is_needless and check.instrument not in _UNNAMED:
             yield check.subject
     run = recording.run
     num_ranks = count_ranks(run.ranks)
     if recording.collectives and num_ranks < run.world_size:
         yield f"{run.world_size - num_ranks:,} of {run.world_size:,} ranks"
+    outcomes = [item.outcome for check in recording.checks for item in check.variations]
+    if num_left := outcomes.count(CheckOutcome.NOT_TRIED):
+        yield plural(num_left, "variation")
     if recording.gaps:
         yield plural(len({(gap.place, gap.fact) for gap in recording.gaps}), "gap")
 
@@ -341,6 +359,7 @@ def _infer_instruments(recording: Recording) -> Iterator[str]:
         "parity": recording.parity or any(program.verdicts for program in recording.parallel),
         "explain": recording.explanations,
         "diagnose": recording.diagnoses,
+        "check": recording.checks,
     }
     yield from (instrument for instrument, results in records.items() if results)
 

@@ -20,6 +20,7 @@ from shardscope.report.model.traffic_totals import (
     sum_known,
 )
 from shardscope.report.text.charts import render_matrix, render_timeline
+from shardscope.report.text.checked_ranks import render_checks
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
@@ -264,6 +265,7 @@ class Views:
         yield from render_types(self._recording, is_folded=self._is_folded)
         yield from render_parallel(self._recording, is_folded=self._is_folded)
         yield from render_comparisons(self._recording)
+        yield from render_checks(self._recording)
 
 
 def _read_local_bytes(node: ModuleNode) -> int | None:

@@ -12,12 +12,13 @@ import {
 
 /** Facets that each kind of row can be filtered by. */
 export const FOLLOWED: Readonly<
-  Record<"tensors" | "divergences" | "inserted" | "fallbacks", readonly Facet[]>
+  Record<"tensors" | "divergences" | "inserted" | "fallbacks" | "variations", readonly Facet[]>
 > = {
   tensors: ["module", "phase", "dtype", "rank", "step"],
   divergences: ["module", "phase", "line"],
   inserted: ["module", "axis", "kind", "phase", "line", "rank"], // all ranks have the same
   fallbacks: ["module", "axis", "line", "rank"],
+  variations: ["line", "rank"],
 };
 
 export function isTensorSelected(tensors: TensorTable, row: number): boolean {

@@ -7,6 +7,6 @@ finding (`findings.py`).
 
 from __future__ import annotations
 
-from shardscope.check.api import CheckResult, check
+from shardscope.checks.api import CheckResult, check
 
 __all__ = ["CheckResult", "check"]

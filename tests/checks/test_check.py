@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardscope.check import check
+from shardscope.checks import check
 from shardscope.errors import LaunchError
 from shardscope.record import CheckOutcome, Finding, Recording, Severity, expand_ranks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardscope.check.variations import PlannedVariation
+from shardscope.checks.variations import PlannedVariation
+from shardscope.launch.calls import NEW_GROUP
 from shardscope.launch.decisions import ChangeKind, SiteKind
 from shardscope.record import BucketReduce, Collective, CollectiveKind, FullyShard, Phase
 
@@ -36,14 +37,18 @@ _PAIR = (
     "Give each send one receive in the same order, and issue those that cross with "
     "batch_isend_irecv, or isend and irecv before waiting."
 )
+_NEW_GROUP = (
+    "Call new_group with the same members in the same order on every rank of the world, also where "
+    "the rank is no member, or pass use_local_synchronization=True."
+)
 _ORDER = "Issue the collectives of these groups in the same order on every rank."
 _FAILURE = (
     "Let the exception end the rank (re-raise it), or all_reduce a flag of failure before any rank "
     "goes on."
 )
 _UNUSED = (
-    "Run the module on every rank, with a dummy input whose result is multiplied by zero where "
-    "there is nothing to compute; "
+    "Let each rank run the same modules in the same order, with a dummy input whose result is "
+    "multiplied by zero where there is nothing to compute; "
 )
 _UNREACHED = (
     "Run {owner} on every rank, with a dummy input whose result is multiplied by zero and added to "
@@ -66,13 +71,16 @@ def suggest_remedy(
     site = None if variation is None else variation.site.kind
     if kind is _K.RAISED or site is _S.FILE:
         return _FAILURE
+    if any(call.op == NEW_GROUP for call in calls):
+        return _NEW_GROUP
     if calls and all(call.kind in _P2P for call in calls):
         return _PAIR
     if kind is _K.END or (variation is None and is_early):
         return _JOIN
     if site in _OUTSIDE or is_early:
         return _AGREE if all(map(_is_of_module, calls)) else _BRANCH
-    if calls and all(map(_is_of_module, calls)):
+    is_decision = variation is not None and site is _S.VALUE and not variation.is_in_model
+    if calls and all(map(_is_of_module, calls)) and not is_decision:
         return _suggest_for_modules(calls)
     skipped = next((call for call in calls if call.owner and call.phase is Phase.BACKWARD), None)
     if skipped is not None and site in _DATA:

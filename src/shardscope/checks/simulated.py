@@ -16,9 +16,9 @@ from shardscope._torch.process_groups.collective_inputs import (
     ObjectInput,
     ValueInput,
 )
-from shardscope.check.exchanges import find_exchange_mismatch
-from shardscope.check.roles import Roles, read_roles
-from shardscope.check.runs import JobRunner, RanksRun, explain_failures, read_decisions
+from shardscope.checks.exchanges import find_exchange_mismatch
+from shardscope.checks.roles import Roles, read_roles
+from shardscope.checks.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
 from shardscope.hang import P2P_KINDS, Divergence, find_divergences, sort_by_group
 from shardscope.launch.api import load_job

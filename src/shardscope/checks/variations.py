@@ -7,6 +7,7 @@ same data, or that get the value from the same collective.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ _MAX_LENGTHS = 3  # of sequences in a batch that are varied
 _MAX_ENTRIES = 8  # of a batch that are left out, one after the other
 _K, _S = ChangeKind, SiteKind
 # After these a run is not what it was: they come last in it.
-_LASTING = {_K.NAN, _K.END, _K.LATER, _K.RAISED, _K.DELIVERED, _K.WITHOUT}
+_LASTING = {_K.FROZEN, _K.NAN, _K.END, _K.LATER, _K.RAISED, _K.DELIVERED, _K.WITHOUT}
 _VALUES = {"bool": (_K.OPPOSITE,), "int": (_K.OPPOSITE,), "float": (_K.NAN, _K.LARGE, _K.ZERO)}
 _LENGTHS = {_K.SHORTER, _K.LONGER, _K.FEWER_ROWS, _K.NO_ROWS}
 
@@ -32,7 +33,8 @@ _LENGTHS = {_K.SHORTER, _K.LONGER, _K.FEWER_ROWS, _K.NO_ROWS}
 class PlannedVariation:
     """A change, at whichever pass of its site comes next, and the words that follow "if".
 
-    With `is_repeated`, it is made at all passes of an iteration.
+    With `is_repeated`, it is made at all passes of an iteration. `is_in_model` says that the model
+    runs there.
     """
 
     site: Site
@@ -41,6 +43,7 @@ class PlannedVariation:
     condition: str
     detail: str = ""
     is_repeated: bool = False
+    is_in_model: bool = False
 
     @property
     def is_lasting(self) -> bool:
@@ -98,18 +101,23 @@ class Plan:
             for kind, detail, condition in self._list_changes(site, passes, by_rank):
                 if kind is _K.RAISED:  # whatever the data
                     ranks = (rank,)
+                elif kind is _K.FROZEN:
+                    ranks = tuple(sorted(self._decisions))
                 words = condition.format(ranks=name_ranks(ranks), s="s" * (len(ranks) == 1))
-                yield PlannedVariation(site, kind, ranks, words, detail)
+                planned = PlannedVariation(
+                    site, kind, ranks, words, detail, is_in_model=passes[0].is_in_model
+                )
+                yield planned
                 if site.kind in (_S.VALUE, _S.ROWS) and _is_repeated(passes):
                     words = f"{words}, each time in a step"
-                    yield PlannedVariation(site, kind, ranks, words, detail, is_repeated=True)
+                    yield dataclasses.replace(planned, condition=words, is_repeated=True)
 
     def find_pass(self, variation: PlannedVariation, first: int) -> Pass | None:
         """The first pass of a variation's site in this iteration or later; None if there is none.
 
         One that is followed by another pass is preferred: up to there, what follows is compared.
         """
-        passes = self._passes[variation.site][variation.ranks[-1]]
+        passes = self._list_passes(variation)
         later = [passed for passed in passes if passed.iteration >= first]
         if variation.is_repeated:
             return next(iter(later), None)
@@ -118,8 +126,12 @@ class Plan:
 
     def is_early(self, variation: PlannedVariation) -> bool:
         """Whether the program comes to the site before its first iteration only."""
-        passes = self._passes[variation.site][variation.ranks[-1]]
-        return all(passed.iteration == 0 for passed in passes)
+        return all(passed.iteration == 0 for passed in self._list_passes(variation))
+
+    def _list_passes(self, variation: PlannedVariation) -> list[Pass]:
+        """The passes of a variation's site on the last of its ranks that comes there."""
+        by_rank = self._passes[variation.site]
+        return next((by_rank[rank] for rank in reversed(variation.ranks) if rank in by_rank), [])
 
     @property
     def num_iterations(self) -> int:
@@ -146,9 +158,13 @@ class Plan:
                 yield _K.ALL_ROWS, "", f"{site.what} at {place} returns everything on {{ranks}}"
             case _S.BATCH:
                 yield from _list_batch_changes(site, passes)
-            case _S.INPUT if not self._has_batches:
-                yield _K.SAME_ROWS, "", "all samples of {ranks} are the same"
-                yield _K.NAN, "", "the batch of {ranks} contains NaN"
+            case _S.INPUT:
+                if not self._has_batches:
+                    yield _K.SHORTER, "", "the sequences of {ranks} are shorter"
+                    yield _K.SAME_ROWS, "", "all samples of {ranks} are the same"
+                    yield _K.NAN, "", "the batch of {ranks} contains NaN"
+                for part in itertools.islice(first.detail, _MAX_ENTRIES):
+                    yield _K.FROZEN, part, f"{part} of {site.what} is frozen on all ranks"
             case _S.CLOCK:
                 yield _K.LATER, "", f"the clock of {{ranks}} is ahead of the others' ({place})"
             case _S.SIGNAL:
@@ -225,6 +241,8 @@ def _list_batch_changes(
     entries = dict.fromkeys(entry for passed in passes for entry in passed.detail)
     for entry in itertools.islice(entries, _MAX_ENTRIES):
         yield _K.WITHOUT, entry, f"the batch of {{ranks}} has no {entry} {where}"
+    if any(passed.has_strings for passed in passes):
+        yield _K.OTHER, "", f"the strings in the batch of {{ranks}} are others {where}"
     yield _K.NAN, "", f"the batch of {{ranks}} contains NaN {where}"
     if "iterable" in site.what:  # others have as many batches as they say
         yield _K.END, "", f"the data of {{ranks}} ends earlier {where}"
@@ -261,7 +279,8 @@ def schedule(
     early = next(filter(plan.is_early, variations), None)
     if early is not None and plan.num_iterations > 1:
         passed = plan.find_pass(early, 0)
-        return ([], []) if passed is None else ([early], [early.at(passed)])
+        if passed is not None:
+            return [early], [early.at(passed)]
     chosen: list[PlannedVariation] = []
     changes: list[Change] = []
     iteration, group = min(1, plan.num_iterations - 1), None
@@ -274,7 +293,9 @@ def schedule(
         chosen.append(variation)
         changes.append(variation.at(passed))
         group, last = variation.group, passed
-        iteration = max(iteration, passed.iteration + 1)
+        # The model is called after its batch is taken: what follows in the step counts as the next.
+        is_of_batch = variation.site.kind in (_S.BATCH, _S.INPUT)
+        iteration = max(iteration, passed.iteration + (2 if is_of_batch else 1))
         if variation.is_lasting:
             break
     return chosen, changes

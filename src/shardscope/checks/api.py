@@ -10,12 +10,12 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.check.findings import differ_in_size_only, explain_divergence, explain_shift
-from shardscope.check.roles import FEW_RANKS
-from shardscope.check.runs import JobRunner, LockstepRanks, RanksRun
-from shardscope.check.shifts import find_shift
-from shardscope.check.simulated import SimulatedRanks
-from shardscope.check.variations import Plan, PlannedVariation, schedule
+from shardscope.checks.findings import differ_in_size_only, explain_divergence, explain_shift
+from shardscope.checks.roles import FEW_RANKS
+from shardscope.checks.runs import JobRunner, LockstepRanks, RanksRun
+from shardscope.checks.shifts import find_shift
+from shardscope.checks.simulated import SimulatedRanks
+from shardscope.checks.variations import Plan, PlannedVariation, schedule
 from shardscope.errors import LaunchError
 from shardscope.launch.api import MAX_DATA_RANKS, check_cluster
 from shardscope.launch.cluster import Cluster
@@ -32,6 +32,7 @@ from shardscope.record import (
     Variation,
     compress_ranks,
 )
+from shardscope.record.merge import MISSING
 
 _PREFIX = "shardscope-check-"
 _MAX_STEPS = 50
@@ -42,10 +43,27 @@ _MAX_FINDINGS = 5
 
 @final
 class CheckResult:
-    """What `check` returns: a `recording` with its findings and with what was tried."""
+    """What `check` returns: a `recording` with its findings and with what was tried.
+
+    Examples:
+        >>> result = check("train.py", num_per_node=4)
+        >>> [finding.rule for finding in result.findings]
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+
+    def __repr__(self) -> str:
+        return f"CheckResult({self.recording!r})"
+
+    def _repr_html_(self) -> str:
+        """The page of the recording, for notebooks."""
+        return self.recording._repr_html_()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Where ranks diverge, or may: empty if nothing was found."""
+        return self.recording.findings
 
 
 def check(
@@ -60,6 +78,30 @@ def check(
     variations: bool = True,
     on_event: OnEvent = lambda event: None,
 ) -> CheckResult:
+    """Find out before launch whether the ranks of a program would wait for each other forever.
+
+    Runs an unmodified training program as several ranks, without GPUs, and compares the collectives
+    that they issue in each group. Then it runs them again as if some ranks saw something else where
+    the program decides: another batch, NaN in a loss, an exception, a later clock.
+
+    Args:
+        script: The program that torchrun would start; with `is_module` a module's name.
+        *args: The program's arguments.
+        num_nodes: The number of nodes.
+        num_per_node: The number of processes, each with a GPU, per node.
+        steps: Training steps after which the program is ended; by default small programs run to
+            their end.
+        gpu: The GPU of the nodes: h200, h100, a100 or b200.
+        is_module: Whether `script` is a module's name, as for `python -m`.
+        data: Whether all ranks run with data on this machine, in lockstep, or one of each role
+            without; by default with data if there are few ranks that compute little.
+        variations: Whether to run the program again as if some ranks saw something else.
+        on_event: Called when a rank has finished a step and when its process has ended.
+
+    Examples:
+        >>> result = check("train.py", "--lr", "3e-4", num_nodes=2)
+        >>> [finding.fact for finding in result.findings]
+    """
     program = Program(os.fspath(script), args, is_module)
     program.check()
     cluster = Cluster(num_nodes, num_per_node)
@@ -140,10 +182,11 @@ class _Check:
             num_steps=first.num_steps,
             is_complete=not recording.stops,
             has_data=isinstance(self._ranks, LockstepRanks),
+            is_varied=is_varied and not first.has_diverged,
             variations=tuple(self._tried),
         )
         run = replace(recording.run, instruments=("check",))
-        gaps = tuple(gap for gap in recording.gaps if gap.place != "step")
+        gaps = tuple(gap for gap in recording.gaps if gap.place not in ("step", MISSING))
         return Recording(run=run, gaps=gaps, findings=tuple(self._findings), checks=(check_record,))
 
     def _list_roles(self, first: RanksRun) -> Iterator[Role]:
@@ -154,10 +197,10 @@ class _Check:
         for rank in sorted(first.decisions):
             yield Role(rank=rank, ranks=compress_ranks(represented.get(rank, [rank])))
 
-    def _add(self, finding: Finding) -> None:
-        """Add a finding, unless one names the same line and remedy."""
+    def _add(self, finding: Finding | None) -> None:
+        """Add a finding if there is one, unless another names the same line and remedy."""
         known = {(f.source, f.remedy) for f in self._findings}
-        if (finding.source, finding.remedy) not in known:
+        if finding is not None and (finding.source, finding.remedy) not in known:
             self._findings.append(finding)
 
     def _vary(self, first: RanksRun) -> None:
@@ -191,8 +234,7 @@ class _Check:
                 finding = self._explain(cause[1], first, variation, changes[index])
                 outcome = CheckOutcome.SAME if finding is None else CheckOutcome.DIVERGED
                 self._note(variation, outcome, "" if finding else "sizes differ")
-                if finding is not None:
-                    self._add(finding)
+                self._add(finding)
             elif run.failure is not None and index == made[-1]:
                 self._note(variation, CheckOutcome.RAISED, run.failure)
             else:
@@ -213,14 +255,13 @@ class _Check:
             return None
         if len(made) == 1:
             return made[0], run
-        if shifted is not None:  # again, without what was changed later
-            return shifted, self._ranks.run([changes[shifted]])
-        for index in reversed(made):
+        # Each by itself: what was changed later may be the cause, or what was changed before.
+        for index in reversed(made) if shifted is None else [shifted]:
             single = self._ranks.run([changes[index]])
             shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
             if single.has_diverged or shift is not None:
                 return index, single
-        return made[-1], run
+        return None
 
     def _explain(
         self, run: RanksRun, first: RanksRun, variation: PlannedVariation, change: Change

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.check.exchanges import ExchangeMismatch, find_exchange_mismatch
-from shardscope.check.remedies import suggest_remedy
-from shardscope.check.runs import RanksRun
-from shardscope.check.shifts import Shift
-from shardscope.check.variations import PlannedVariation
+from shardscope.checks.exchanges import ExchangeMismatch, find_exchange_mismatch
+from shardscope.checks.remedies import suggest_remedy
+from shardscope.checks.runs import RanksRun
+from shardscope.checks.shifts import Shift
+from shardscope.checks.variations import PlannedVariation
 from shardscope.hang import (
     P2P_KINDS,
     Divergence,
@@ -21,6 +21,7 @@ from shardscope.hang import (
     payload_bytes,
     sort_by_group,
 )
+from shardscope.launch.calls import NEW_GROUP
 from shardscope.launch.decisions import Decisions
 from shardscope.record import (
     Collective,
@@ -46,8 +47,11 @@ class Side:
     position: int | None = None  # among the collectives of the call's group
 
 
-def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Finding:
-    """The finding about ranks that have diverged, under the variation that came before it."""
+def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Finding | None:
+    """The finding about ranks that have diverged, under the variation that came before it.
+
+    None if no rank waits: all have ended.
+    """
     recording = run.recording
     assert recording is not None
     divergence = _find_divergence(recording)
@@ -63,6 +67,8 @@ def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Fin
         sides = _list_last_calls(recording)
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
         subject = name_ranks(rank for side in sides for rank in side.ranks)
+    if not any(side.call for side in sides):
+        return None
     is_early = _have_left_early(sides, run.decisions)
     return _make_finding(sides, fact, subject, variation, is_early=is_early)
 
@@ -87,8 +93,8 @@ def _describe_mismatch(mismatch: ExchangeMismatch) -> str:
     return (
         f"at position {mismatch.position} of group {mismatch.group}, rank {excess.sender} sends "
         f"{excess.num_sent:,} bytes to rank {excess.receiver} in "
-        f"{describe_call(mismatch.sender_call)}, and rank {excess.receiver} expects "
-        f"{excess.num_expected:,} bytes in {describe_call(mismatch.receiver_call)}"
+        f"{_describe(mismatch.sender_call)}, and rank {excess.receiver} expects "
+        f"{excess.num_expected:,} bytes in {_describe(mismatch.receiver_call)}"
     )
 
 
@@ -124,7 +130,7 @@ def explain_shift(shift: Shift, run: RanksRun, variation: PlannedVariation) -> F
         words = f"{'skips' if is_single else 'skip'} {number} that the other ranks issue"
     else:
         words = f"{'issues' if is_single else 'issue'} {number} more than the other ranks"
-    first = "" if shift.call is None else f", the first {describe_call(shift.call)}"
+    first = "" if shift.call is None else f", the first {_describe(shift.call)}"
     fact = (
         f"{ranks} {words}{first}; what {'it issues' if is_single else 'they issue'} later is taken "
         "for these, and in the end ranks wait forever"
@@ -240,9 +246,16 @@ def _list_members(recording: Recording, group: str) -> list[int]:
     return sorted(members)
 
 
+def _describe(call: Collective) -> str:
+    if call.op != NEW_GROUP:
+        return describe_call(call)
+    place = "" if call.source is None else f" ({call.source.file}:{call.source.line})"
+    return f"{call.group}{place}"
+
+
 def _describe_issuers(side: Side) -> str:
     verb = "issues" if len(side.ranks) == 1 else "issue"
-    what = "nothing more" if side.call is None else describe_call(side.call)
+    what = "nothing more" if side.call is None else _describe(side.call)
     return f"{name_ranks(side.ranks)} {verb} {what}"
 
 
@@ -252,5 +265,7 @@ def _describe_waiters(side: Side) -> str:
         return f"{name_ranks(side.ranks)} {'has' if is_single else 'have'} ended"
     place = "" if side.position is None else f" at position {side.position}"
     verb = "waits" if is_single else "wait"
-    call = describe_call(side.call)
+    call = _describe(side.call)
+    if side.call.op == NEW_GROUP:
+        return f"{name_ranks(side.ranks)} {verb} in {call} for all other ranks"
     return f"{name_ranks(side.ranks)} {verb} in {call}{place} of group {side.call.group}"

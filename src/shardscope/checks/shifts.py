@@ -6,11 +6,12 @@ collectives than before from one pass of a decision to the next, and the others 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.launch.decisions import Change, Decisions, Pass, Site
+from shardscope.launch.decisions import Change, Decisions, Pass, Site, SiteKind
 from shardscope.record import Collective, Recording
 
 
@@ -64,17 +65,49 @@ class _Count:
 def _count_calls(
     before: Mapping[int, Decisions], after: Mapping[int, Decisions], rank: int, change: Change
 ) -> _Count | None:
-    known, now = (_list_passes(decisions.get(rank), change.site) for decisions in (before, after))
-    following = change.number + 1
-    if following >= min(len(known), len(now)):
+    """Compare the collectives that a rank issues from the change to the next mark of the program.
+
+    A mark is a pass of a site that the program comes to once in a step: its data loader, or the
+    site of the change itself.
+    """
+    if rank not in before or rank not in after:
         return None
-    gaps = [
-        passes[following].num_calls - passes[change.number].num_calls for passes in (now, known)
+    known, now = (_find_span(decisions[rank], change) for decisions in (before, after))
+    if known is None or now is None:
+        return None
+    return _Count((now[1] - now[0]) - (known[1] - known[0]), now[0])
+
+
+def _find_span(decisions: Decisions, change: Change) -> tuple[int, int] | None:
+    """How many collectives a rank had issued at the change, and at the next mark after it."""
+    places = [index for index, p in enumerate(decisions.passes) if _is_at(decisions, p, change)]
+    if change.number >= len(places):
+        return None
+    start = places[change.number]
+    mark = _find_mark(decisions, change.site)
+    following = (
+        passed.num_calls for passed in decisions.passes[start + 1 :] if passed.site == mark
+    )
+    end = next(following, None)
+    return None if end is None else (decisions.passes[start].num_calls, end)
+
+
+def _is_at(decisions: Decisions, passed: Pass, change: Change) -> bool:
+    return decisions.sites[passed.site] == change.site
+
+
+def _find_mark(decisions: Decisions, site: Site) -> int | None:
+    """The site that marks steps: that of the change, if it takes batches, or the data loader."""
+    if site.kind in (SiteKind.BATCH, SiteKind.INPUT):
+        return decisions.sites.index(site)
+    counts = Counter(passed.site for passed in decisions.passes)
+    loaders = [
+        (counts[index], index)
+        for index, known in enumerate(decisions.sites)
+        if known.kind is SiteKind.BATCH
     ]
-    return _Count(gaps[0] - gaps[1], now[change.number].num_calls)
-
-
-def _list_passes(decisions: Decisions | None, site: Site) -> Sequence[Pass]:
-    if decisions is None:
-        return ()
-    return [passed for passed in decisions.passes if decisions.sites[passed.site] == site]
+    if loaders:
+        return max(loaders)[1]
+    iterations = [p.iteration for p in decisions.passes if decisions.sites[p.site] == site]
+    is_single = len(set(iterations)) == len(iterations)
+    return decisions.sites.index(site) if is_single else None
