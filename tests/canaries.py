@@ -125,6 +125,16 @@ def ddp_buckets_are_readable() -> bool:
         )
 
 
+def ddp_says_when_its_buckets_are_final() -> bool:
+    """DDP rebuilds its buckets once, before the second forward."""
+    with simulate(mesh={"dp": 2}):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        is_final_at_first = model._has_rebuilt_buckets
+        model(torch.ones(2, 4)).sum().backward()
+        return not is_final_at_first and model._has_rebuilt_buckets
+
+
 def ddp_calls(owner: Any, name: str, check: Callable[[Any], bool] = lambda result: True) -> Probe:
     """A probe whether DDP calls `owner.name` when it is created, gets a hook, or runs."""
 
@@ -750,6 +760,9 @@ CANARIES: dict[str, Canary] = {
     ),
     "._get_zeros_like_grad_buckets": Canary(
         "tell which parameters a DDP bucket holds", ddp_buckets_are_readable
+    ),
+    "._has_rebuilt_buckets": Canary(
+        "read the buckets of DDP only until they are final", ddp_says_when_its_buckets_are_final
     ),
     "._verify_params_across_processes": Canary(
         "let DDP compare shapes without data", ddp_calls(dist, "_verify_params_across_processes")

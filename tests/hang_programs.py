@@ -14,6 +14,8 @@ from torch import ones
 from shardscope import phases, trace
 
 HANG_S = 1_000
+NUM_BEFORE = 3_000
+STREAM_BYTES = 64 * 1024
 
 
 def load_for_ever() -> None:
@@ -89,10 +91,28 @@ def raise_on_a_rank() -> None:
     dist.all_reduce(ones(4))
 
 
+def load_after_many() -> None:
+    """Rank 1 stays in its data loader, when the first collectives are no longer in the streams."""
+    for _ in range(NUM_BEFORE):
+        dist.all_reduce(ones(4))
+    load_for_ever()
+
+
+def receive_after_many() -> None:
+    """Both ranks receive, when the first transfers are no longer in the streams."""
+    for number in range(NUM_BEFORE):
+        if dist.get_rank() == number % 2:
+            dist.send(ones(4), 1 - dist.get_rank())
+        else:
+            dist.recv(ones(4), 1 - dist.get_rank())
+    receive_first()
+
+
 def main() -> None:
     folder, name = sys.argv[1:]
     dist.init_process_group("gloo")
-    with trace(stream=f"{folder}/run-{{rank}}.jsonl"):
+    stream_bytes = STREAM_BYTES if name.endswith("after_many") else None
+    with trace(stream=f"{folder}/run-{{rank}}.jsonl", stream_bytes=stream_bytes):
         globals()[name]()
 
 

@@ -25,7 +25,7 @@ from shardscope.record import (
     load,
     merge_files,
 )
-from shardscope.record.stream import StreamHeader
+from shardscope.record.stream_lines import StreamHeader
 from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.changes_text import render_changes
 from shardscope.report.compare.compare_recordings import compare

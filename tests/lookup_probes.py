@@ -598,7 +598,7 @@ PROBES: dict[str, Probe] = {
     "torch._C.DispatchKey.Meta": keys_can_be_combined,
     "torch._C.DispatchKey.Python": keys_can_be_combined,
     "torch._C.DispatchKeySet": keys_can_be_combined,
-    "torch._C._ExcludeDispatchKeyGuard": key_can_be_excluded,
+    "torch._C._dispatch_tls_set_dispatch_key_excluded": key_can_be_excluded,
     "torch._C._ForceDispatchKeyGuard": key_can_be_forced,
     "torch._C._dispatch_keyset_full_after": keys_after_the_hook_key_are_lower,
     "torch._C._dispatch_tls_is_dispatch_key_excluded": key_can_be_excluded,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardscope.checks.api import CheckResult, check
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
-    from shardscope.comm.value_sampler import ValueSamples as ValueSamples
+    from shardscope.comm.value_selection import ValueSamples as ValueSamples
     from shardscope.compile.diagnose.diagnose import Diagnosed as Diagnosed
     from shardscope.compile.diagnose.diagnose import diagnose as diagnose
     from shardscope.compile.explain.explain import explain as explain
@@ -49,7 +49,7 @@ _HOMES = {
     "RunResult": "shardscope.launch.api",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
-    "ValueSamples": "shardscope.comm.value_sampler",
+    "ValueSamples": "shardscope.comm.value_selection",
     "World": "shardscope.world",
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit.audit",

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardscope import Recording, World, load, merge, phases, simulate, trace
 from shardscope.attribution.spans import SUBSCRIPTIONS, Timing
-from shardscope.comm import trace as trace_module
+from shardscope.comm import trace_session
 from shardscope.errors import TraceError
 from small_models import Net, batch
 
@@ -171,7 +171,7 @@ def test_a_failed_step_leaves_its_spans(world: World) -> None:
 def test_of_very_many_spans_the_first_are_kept_and_a_gap_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trace_module, "_MAX_SPANS", 5)
+    monkeypatch.setattr(trace_session, "_MAX_SPANS", 5)
     facts = []
     for stream in (None, tmp_path / "run.jsonl"):
         with trace(stream=stream) as t:

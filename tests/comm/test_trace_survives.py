@@ -17,7 +17,7 @@ from shardscope.attribution import module_calls as buckets
 from shardscope.attribution import module_calls as calls
 from shardscope.attribution import module_names as names
 from shardscope.attribution import program_records as inventory
-from shardscope.comm import collective_facts, recorder
+from shardscope.comm import collective_facts, notes, recorder
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
 
@@ -38,13 +38,13 @@ def run_step(model: nn.Module) -> Trace:
 
 BREAKAGES: dict[str, tuple[Any, str]] = {
     "reading the stack": (recorder, "read_stack"),
-    "reading the payload": (recorder, "Payload"),
-    "finding the cause": (recorder, "find_cause"),
-    "finding the phase": (recorder, "_phase"),
-    "finding the node": (recorder, "current_node"),
+    "reading the payload": (notes, "read_payload"),
+    "finding the cause": (notes, "find_cause"),
+    "finding the phase": (notes, "find_phase"),
+    "finding the node": (notes, "current_node"),
     "describing a group": (collective_facts, "group_label"),
     "reading the source line": (stack, "_source_at"),
-    "making the record": (recorder, "Collective"),
+    "making the record": (notes, "Collective"),
 }
 
 
@@ -145,7 +145,7 @@ def test_step_goes_on_when_findings_cannot_be_worked_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = run_step(Block())
-    monkeypatch.setattr("shardscope.comm.trace.find_comm_problems", broken)
+    monkeypatch.setattr("shardscope.comm.trace_session.find_comm_problems", broken)
     assert len(t.recording.collectives) == 2
     assert [gap.place for gap in gaps(t)] == ["findings"]
 
@@ -155,7 +155,7 @@ def test_failing_disk_is_a_gap_and_the_step_goes_on(
 ) -> None:
     model = Block()
     with trace(model, stream=tmp_path / "run.jsonl") as t:
-        monkeypatch.setattr("shardscope.record.stream.os.write", _full)
+        monkeypatch.setattr("shardscope.record.append_file.os.write", _full)
         model(batch()).sum().backward()
         monkeypatch.undo()
     assert len(t.recording.collectives) == 2

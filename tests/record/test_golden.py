@@ -17,6 +17,7 @@ from shardscope.record import (
     CollectiveKind,
     Compiled,
     Coverage,
+    DroppedCollectives,
     Explanation,
     Finding,
     FullyShard,
@@ -452,6 +453,17 @@ def make_second() -> Recording:
         ),
         checks=(make_check(),),
         hangs=(make_hang(),),
+        dropped=(
+            DroppedCollectives(
+                rank=0,
+                group="tp[0-3]",
+                kind=CollectiveKind.SEND,
+                num_collectives=1_000,
+                input_bytes=64_000,
+                wire_bytes=64_000,
+                peer=1,
+            ),
+        ),
         comparisons=(
             RunComparison(
                 run_a="a.json",
@@ -501,7 +513,14 @@ def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
 def without_later_records(recording: Recording) -> Recording:
     """The recording as it was before values were sampled and processes recorded."""
     calls = tuple(replace(call, returned_ns=None) for call in recording.collectives)
-    later = {"values": (), "comparisons": (), "processes": (), "checks": (), "hangs": ()}
+    later = {
+        "values": (),
+        "comparisons": (),
+        "processes": (),
+        "checks": (),
+        "hangs": (),
+        "dropped": (),
+    }
     return replace(recording, collectives=calls, **later)
 
 
@@ -527,9 +546,22 @@ def test_a_file_of_schema_2_from_before_processes_were_recorded_still_reads():
 
 def test_a_file_of_schema_2_from_before_hangs_were_recorded_still_reads():
     path = _FOLDER / "recording_v2_without_hangs.json"
-    assert load(path) == replace(make_second(), hangs=(), checks=())
+    assert load(path) == replace(make_second(), hangs=(), checks=(), dropped=())
 
 
 def test_a_file_of_schema_2_from_before_checks_were_recorded_still_reads():
     path = _FOLDER / "recording_v2_without_checks.json"
-    assert load(path) == replace(make_second(), checks=())
+    assert load(path) == replace(make_second(), checks=(), dropped=())
+
+
+def test_a_stream_of_schema_2_still_reads():
+    recording = load(_FOLDER / "stream_v2.jsonl")
+    assert [call.order for call in recording.collectives] == [0, 1, 2]
+    assert [call.start_ns for call in recording.collectives] == [0, 10, 20]
+    assert {call.returned_ns for call in recording.collectives} == {None}
+    assert recording.collectives[2].cause == Call(api="torch.distributed.all_reduce")
+    assert [group.name for group in recording.groups] == ["dp[0-1]"]
+    assert [module.name for module in recording.modules] == ["layer"]
+    assert (recording.processes, recording.dropped) == ((), ())
+    assert [stop.error for stop in recording.stops] == ["ValueError: the batch is empty"]
+    assert recording.gaps[0].fact == "was not understood"

@@ -30,7 +30,7 @@ from shardscope.record import (
     read_stream,
     save,
 )
-from shardscope.record.stream import StreamHeader
+from shardscope.record.stream_lines import StreamHeader
 
 
 def _records():
@@ -332,7 +332,7 @@ def test_pipe_without_a_reader_is_refused_and_one_with_a_reader_is_written(tmp_p
 
 
 def test_a_full_pipe_does_not_block_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardscope.record.stream._MAX_WAIT_MS", 1)
+    monkeypatch.setattr("shardscope.record.append_file._MAX_WAIT_MS", 1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

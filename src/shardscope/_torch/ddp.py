@@ -54,6 +54,13 @@ def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
     ]
 
 
+def has_final_buckets(module: DistributedDataParallel) -> bool:
+    """Whether the reducer of `module` has its final buckets: it may rebuild them once."""
+    if getattr(module, "_has_rebuilt_buckets", False):
+        return True
+    return bool(module.find_unused_parameters) and not module.static_graph
+
+
 def is_in_comm_hook(frame: FrameType | None) -> bool:
     """Whether `frame` is inside a communication hook, a function with a `GradBucket` argument."""
     while frame is not None:

@@ -86,11 +86,13 @@ def group_label(group: dist.ProcessGroup) -> str | None:
     return None
 
 
+_named_world = dist.group if is_missing(_world) else _world
+_DEFAULT_GROUP = "WORLD" if is_missing(_world) else "default_pg"
+
+
 def default_group() -> dist.ProcessGroup | None:
     """The group of all ranks, which identifies a world; None if not initialized."""
-    if is_missing(_world):
-        return dist.group.WORLD
-    group: dist.ProcessGroup | None = _world.default_pg
+    group: dist.ProcessGroup | None = getattr(_named_world, _DEFAULT_GROUP)
     return group
 
 

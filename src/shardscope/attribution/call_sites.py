@@ -14,12 +14,12 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from shardscope._torch import spmd_types
-from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.autograd import NO_GRAPH_TASK, current_graph_task, is_in_backward
 from shardscope._torch.frames import COMPILED_MODULES, LOCALS_BY_ROLE, Role, find_roles
 from shardscope.record import Source, replace_surrogates
 
@@ -83,8 +83,9 @@ class Stack:
     backward_caller = 0  # thread that called backward, if the autograd engine is running
     is_bare = False  # whether the autograd engine, or one of its threads, called from C++
     is_nested = False  # whether a recomputed function is in its own backward
-    reduction: Any = None
+    reducing: FrameType | None = None  # a function of torch.distributed with a reduction `op`
     frame_locals: dict[Role, tuple[Any, ...]] = _NOTHING
+    has_facts = False  # whether `frame_locals` are plain facts, without references to tensors
 
     @property
     def source(self) -> Source | None:
@@ -94,6 +95,11 @@ class Stack:
 
 def read_stack(frame: FrameType | None) -> Stack:
     """Walk the stack outwards from `frame` to the user's line, its boundary and the cause."""
+    return walk_stack(frame)[0]
+
+
+def walk_stack(frame: FrameType | None) -> tuple[Stack, FrameType | None]:
+    """The stack at `frame`, and the outermost frame that was looked at; None if all were."""
     stack = Stack()
     boundary: Role | None = None
     user: CodeType | None = None
@@ -134,7 +140,7 @@ def read_stack(frame: FrameType | None) -> Stack:
     stack.user = user
     stack.boundary = boundary
     stack.api = api
-    return stack
+    return stack, frame
 
 
 def _is_nested(engine: FrameType) -> bool:
@@ -152,7 +158,7 @@ def _read_cause(
         if user is None and stack.graph is None:
             stack.graph = frame.f_code
     elif role == _REDUCTION:
-        stack.reduction = frame.f_locals["op"]
+        stack.reducing = frame
     elif role in _SPMD:
         if user is None:
             _read_spmd_types(stack, role, frame)
@@ -174,11 +180,43 @@ def _read_spmd_types(stack: Stack, role: Role, frame: FrameType) -> None:
         stack.frame_locals = {**stack.frame_locals, role: values}
 
 
+class BackwardCaller(NamedTuple):
+    """The thread that called backward, and its line there."""
+
+    thread: int
+    user: CodeType | None
+    instruction: int
+
+
+# Of the last backward, with its number: a caller waits in the same place until backward is over.
+_last_caller: tuple[int, BackwardCaller | None] = NO_GRAPH_TASK, None
+
+
 def find_backward_caller(stack: Stack) -> None:
     """On a thread of the autograd engine, find the line and the thread that called backward.
 
     If several threads are in backward, the caller of this one cannot be determined.
     """
+    caller = backward_caller()
+    if caller is not None:
+        # A backward within backward (checkpointing) was called from this same thread.
+        stack.backward_caller = stack.backward_caller or caller.thread
+        if stack.user is None:
+            stack.user, stack.instruction = caller.user, caller.instruction
+
+
+def backward_caller() -> BackwardCaller | None:
+    """Who called the backward that is running on this thread; None if that is not certain."""
+    global _last_caller
+    task = current_graph_task()
+    known_task, caller = _last_caller
+    if caller is None or known_task != task or task == NO_GRAPH_TASK:
+        caller = _find_caller()
+        _last_caller = task, caller
+    return caller
+
+
+def _find_caller() -> BackwardCaller | None:
     own = get_ident()
     callers = []
     for thread, frame in sys._current_frames().items():
@@ -187,13 +225,11 @@ def find_backward_caller(stack: Stack) -> None:
             outer = outer.f_back
         if outer is not None:
             callers.append((thread, outer))
-    if len(callers) == 1:
-        thread, engine = callers[0]
-        # A backward within backward (checkpointing) was called from this same thread.
-        stack.backward_caller = stack.backward_caller or thread
-        if stack.user is None:
-            caller = read_stack(engine)
-            stack.user, stack.instruction = caller.user, caller.instruction
+    if len(callers) != 1:
+        return None
+    thread, engine = callers[0]
+    stack = read_stack(engine)
+    return BackwardCaller(thread, stack.user, stack.instruction)
 
 
 def is_called_by_torch(frame: FrameType | None) -> bool:

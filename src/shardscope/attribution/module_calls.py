@@ -5,12 +5,12 @@ bucket holds.
 from __future__ import annotations
 
 import threading
+import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,60 +23,128 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_origin,
 )
-from shardscope._torch.ddp import Bucket, read_buckets
+from shardscope._torch.ddp import Bucket, has_final_buckets, read_buckets
 from shardscope._torch.modules import unwrap
 from shardscope.attribution.module_names import NO_MODULE, UNNAMED, ModuleNames
 from shardscope.record import BucketReduce
 
 
 @final
+class _ModuleBuckets:
+    """The buckets of a DDP module, and which of them was reduced last in this backward."""
+
+    __slots__ = ("_by_size", "_parameter_ids", "last", "module", "records", "reducer_id")
+
+    def __init__(self, module: weakref.ref[DistributedDataParallel]) -> None:
+        self.module = module
+        self.last = -1
+        self.records: dict[int, BucketReduce] = {}  # by index
+        self.reducer_id: int | None = None  # of a reducer whose buckets are final
+        self._parameter_ids: set[int] = set()
+        self._by_size: dict[int, list[Bucket]] = {}
+
+    def read(self, module: DistributedDataParallel) -> None:
+        """Read the current buckets, unless they are known and final."""
+        if self.reducer_id == id(module.reducer) and has_final_buckets(module):
+            return
+        self.reducer_id = None
+        buckets = sorted(read_buckets(module), key=lambda bucket: bucket.index)
+        self.records = {}
+        self._parameter_ids = {id(member) for bucket in buckets for member in bucket.parameters}
+        by_size: dict[int, list[Bucket]] = {}
+        for bucket in buckets:
+            by_size.setdefault(bucket.num_elements, []).append(bucket)
+        self._by_size = by_size
+        if has_final_buckets(module):
+            self.reducer_id = id(module.reducer)
+
+    def find_due(self, num_elements: int, parameter: torch.Tensor | None) -> Bucket | None:
+        """The bucket of this size that is reduced next, if the parameter is in any bucket."""
+        if parameter is not None and id(parameter) not in self._parameter_ids:
+            return None
+        fitting = self._by_size.get(num_elements)
+        if fitting is None:
+            return None
+        return next((bucket for bucket in fitting if bucket.index > self.last), fitting[0])
+
+
+@final
 class BucketRegistry:
-    """The gradient buckets of DDP modules, read whenever the forward of one ends."""
+    """The gradient buckets of DDP modules, read after a forward until they are final."""
 
     def __init__(self, names: ModuleNames, report_gap: Callable[[str, str], None]) -> None:
         self._names = names
         self._report_gap = report_gap
-        self._buckets: WeakKeyDictionary[nn.Module, list[Bucket]] = WeakKeyDictionary()
-        self._last: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._modules: dict[int, _ModuleBuckets] = {}  # by the id of a module that is alive
 
     def exit(self, module: nn.Module) -> None:
         """Read the buckets of `module`, if it is a DDP module whose forward has ended."""
         if isinstance(module, DistributedDataParallel) and not is_in_backward():
+            buckets = self._modules.get(id(module))
+            if buckets is None:
+                buckets = self._add(module)
             try:
-                self._buckets[module] = read_buckets(module)
+                buckets.read(module)
             except Exception as error:  # noqa: BLE001 - tracing must not fail the run
                 self._report_gap("DDP", f"its buckets could not be read ({error})")
-            self._last[module] = -1
+            buckets.last = -1
+
+    def _add(self, module: DistributedDataParallel) -> _ModuleBuckets:
+        key, modules = id(module), self._modules
+        modules[key] = _ModuleBuckets(weakref.ref(module, lambda _: modules.pop(key, None)))
+        return modules[key]
 
     def find(self, num_elements: int, parameter: torch.Tensor | None) -> BucketReduce | None:
         """The bucket that `find_bucket` returns, as a record with the names of its parameters."""
-        bucket = self.find_bucket(num_elements, parameter)
-        if bucket is None:
+        found = self._find_due(num_elements, parameter)
+        if found is None:
             return None
-        return BucketReduce(bucket=bucket.index, parameters=self._parameter_names(bucket))
+        buckets, bucket = found
+        buckets.last = bucket.index
+        record = buckets.records.get(bucket.index)
+        if record is None:
+            names = self._parameter_names(bucket)
+            record = BucketReduce(bucket=bucket.index, parameters=names)
+            buckets.records[bucket.index] = record
+        return record
+
+    def repeats(
+        self, record: BucketReduce, num_elements: int, parameter: torch.Tensor | None
+    ) -> bool:
+        """Whether `find` would return this same record; if so, the bucket is reduced now."""
+        found = self._find_due(num_elements, parameter)
+        if found is None:
+            return False
+        buckets, bucket = found
+        if buckets.records.get(bucket.index) is not record:
+            return False
+        buckets.last = bucket.index
+        return True
 
     def find_bucket(self, num_elements: int, parameter: torch.Tensor | None) -> Bucket | None:
         """The bucket of this size that is reduced next.
 
         `parameter` is the one whose gradient completed the bucket; None at the end of backward.
         """
-        for module, buckets in self._buckets.items():
-            if parameter is not None and not _contain(buckets, parameter):
-                continue
-            fitting = [bucket for bucket in buckets if bucket.num_elements == num_elements]
-            due = [bucket for bucket in fitting if bucket.index > self._last[module]]
-            for bucket in due or fitting:
-                self._last[module] = bucket.index
-                return bucket
+        found = self._find_due(num_elements, parameter)
+        if found is None:
+            return None
+        buckets, bucket = found
+        buckets.last = bucket.index
+        return bucket
+
+    def _find_due(
+        self, num_elements: int, parameter: torch.Tensor | None
+    ) -> tuple[_ModuleBuckets, Bucket] | None:
+        for buckets in tuple(self._modules.values()):
+            bucket = buckets.find_due(num_elements, parameter)
+            if bucket is not None:
+                return buckets, bucket
         return None
 
     def _parameter_names(self, bucket: Bucket) -> tuple[str, ...]:
         names = (self._names.parameter_name(parameter) for parameter in bucket.parameters)
         return tuple(name if name is not None else "?" for name in names)
-
-
-def _contain(buckets: list[Bucket], parameter: torch.Tensor) -> bool:
-    return any(parameter is member for bucket in buckets for member in bucket.parameters)
 
 
 def common_module(names: Sequence[str]) -> str:
@@ -91,6 +159,7 @@ def common_module(names: Sequence[str]) -> str:
 
 
 _UNTRACKED = -2
+_MAX_MARKS = 2**20  # of a thread: forwards before that are over, as far as backward is concerned
 
 
 @final
@@ -111,6 +180,12 @@ class _NodeCreators:
     def add(self, owner: int) -> None:
         self.starts.append(next_sequence_number())
         self.owners.append(owner)
+
+    def forget_oldest(self) -> None:
+        """Drop the older half of the marks, of forwards whose backward is over in most programs."""
+        num_dropped = len(self.starts) // 2
+        del self.starts[:num_dropped], self.owners[:num_dropped]
+        self.starts[0], self.owners[0] = -1, _UNTRACKED
 
     def find(self, number: int) -> int | None:
         owner = self.owners[bisect_right(self.starts, number) - 1]
@@ -209,6 +284,8 @@ class ModuleCalls:
         else:
             starts.append(number)
             creators.owners.append(stack[-1])
+            if len(starts) > _MAX_MARKS:
+                creators.forget_oldest()
 
     def recomputing(self) -> int:
         """The module whose autograd node is running: the recomputed module, or its caller."""
@@ -239,6 +316,10 @@ class ModuleCalls:
         and was at number `reached` by then. It is a gap if several modules may have created the
         node: this thread outside any module, and another thread inside one.
         """
+        if len(self._creators) == 1 and self._creators[0].thread == thread:
+            creator = self._creators[0].find(number)
+            if creator is not None:
+                return creator
         claims: set[int] = set()
         other_creators: set[int] = set()
         for creators in tuple(self._creators):

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ from shardscope.record import (
     Gap,
     Module,
     Parameter,
+    RankProcess,
     RankSpan,
     Recording,
     RunInfo,
@@ -103,6 +105,16 @@ def _read_node_size(world_size: int) -> int | None:
         if match and os.environ.get(total) == str(world_size):
             return int(match[1])
     return None
+
+
+def describe_process(rank: int, *, started_unix_ns: int) -> RankProcess:
+    """The record of this process, which runs as a rank."""
+    return RankProcess(
+        rank=rank,
+        host=replace_surrogates(socket.gethostname()),
+        pid=os.getpid(),
+        started_unix_ns=started_unix_ns,
+    )
 
 
 def _find_device_type() -> str | None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,10 @@ from shardscope._torch.mesh import (
     group_backend,
     group_label,
 )
+from shardscope.attribution.call_paths import Locals
 from shardscope.attribution.call_sites import TORCH_FOLDER, Stack
+from shardscope.attribution.module_calls import common_module
+from shardscope.attribution.module_names import ModuleNames
 from shardscope.record import (
     Call,
     Cause,
@@ -78,7 +82,7 @@ class GroupRegistry:
 
     def __init__(self, meshes: Iterable[DeviceMesh] = ()) -> None:
         self._axes: dict[str, str] = {}
-        self._memberships: dict[str, Membership] = {}
+        self.memberships: dict[str, Membership] = {}  # by torch's name, of this world
         self._names: set[str] = set()
         self._records: dict[str, Group] = {}
         self._orders: Counter[str] = Counter()
@@ -93,11 +97,11 @@ class GroupRegistry:
 
     def find(self, torch_name: str) -> Membership | None:
         """This rank's membership of the group with torch's name, if it is registered."""
-        return self._memberships.get(torch_name)
+        return self.memberships.get(torch_name)
 
     def start_world(self) -> None:
         """Forget torch's names, which a new world reuses; equal groups keep their records."""
-        self._memberships = {}
+        self.memberships = {}
         self._names = set()
 
     def register(self, group: dist.ProcessGroup) -> Membership:
@@ -107,7 +111,7 @@ class GroupRegistry:
             if membership is None:
                 membership = Membership(self._describe(group), own_rank=group.rank())
                 self._records.setdefault(membership.record.name, membership.record)
-                self._memberships[group.group_name] = membership
+                self.memberships[group.group_name] = membership
             return membership
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
@@ -154,103 +158,136 @@ class GroupRegistry:
 _K = CollectiveKind
 
 
-@final
-class Payload:
-    """Sizes, dtype and peer of a collective on this rank, without references to tensors."""
+class Payload(NamedTuple):
+    """What a collective transfers on this rank, but for its sizes; without references to tensors.
 
-    __slots__ = (
-        "_dtype",
-        "_output_bytes",
-        "_peer",
-        "_reduce_op",
-        "_splits",
-        "group",
-        "input_bytes",
-        "kind",
-        "num_tensors",
-        "op",
-    )
+    Keeping a reference to a boxed process group or reduce op slows every later collective, so
+    neither is kept.
+    """
 
-    def __init__(
-        self,
-        event: CollectiveEvent,
-        *,
-        group: Membership,
-        reduction: Any = None,
-    ) -> None:
-        """`reduction` is the reduce op that the Python caller passed, if known.
-
-        Keeping a reference to a boxed process group or reduce op slows every later collective, and
-        reading the name of a boxed reduce op is slow, so neither is kept and the latter is avoided.
-        """
-        layout, args = event.layout, event.args
-        self.op = event.op
-        self.kind = layout.kind
-        self.group = group
-        inputs: Any = () if layout.inputs is None else args[layout.inputs]
-        outputs = event.out if layout.outputs is None else args[layout.outputs]
-        num_args = len(args)
-        reduce_op, peer, splits = layout.reduce_op, layout.peer, layout.input_splits
-        self._reduce_op = None
-        if reduce_op is not None and reduce_op < num_args:
-            boxed = args[reduce_op]
-            is_name = isinstance(boxed, str)
-            self._reduce_op = boxed if is_name else reduction or reduce_op_name(boxed)
-        self._peer = None if peer is None or peer >= num_args else args[peer]
-        self._splits: Sequence[int] | None = None if splits is None else args[splits]
-        if layout.kind is _K.ALL_TO_ALL and isinstance(inputs, list):
-            self._splits = [num_bytes(tensor) for tensor in inputs]
-        self.num_tensors, self.input_bytes, self._dtype = _sizes(inputs)
-        if layout.factor is not None:
-            self._multiply(inputs, args[layout.factor], _at(args, layout.dtype))
-        self._output_bytes = None
-        if outputs is None and splits is not None:
-            self._output_bytes = _received(inputs, _at(args, layout.output_splits))
-        elif layout.outputs is not None and layout.outputs == layout.inputs:
-            self._output_bytes = self.input_bytes
-        elif outputs is not None:
-            num_outputs, self._output_bytes, dtype = _sizes(outputs)
-            if not self.num_tensors:
-                self.num_tensors, self._dtype = num_outputs, dtype
-
-    def _multiply(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """Set the input size to that of the matrix product `a @ b`, which is communicated."""
-        self._dtype = dtype or a.dtype
-        self.input_bytes = a.numel() // a.shape[-1] * b.shape[-1] * self._dtype.itemsize
+    op: str
+    kind: CollectiveKind
+    group: Membership
+    num_tensors: int
+    torch_dtype: torch.dtype | None  # of the first tensor
+    reduce_op: str | None  # `sum`, `avg`, …
+    peer: int | None  # the rank in the group of the root, sender or receiver
 
     @property
     def dtype(self) -> str:
         """The dtype's name, without `torch.`"""
-        return "" if self._dtype is None else str(self._dtype).removeprefix("torch.")
-
-    @property
-    def reduce_op(self) -> str | None:
-        """`sum`, `avg`, …"""
-        return reduce_op_name(self._reduce_op)
-
-    @property
-    def output_bytes(self) -> int:
-        """Size of the output on this rank; computed if the op allocates its output."""
-        if self._output_bytes is not None:
-            return self._output_bytes
-        if self.kind is _K.ALL_GATHER:
-            return self.input_bytes * self.group.num_ranks
-        if self.kind is _K.REDUCE_SCATTER:
-            return self.input_bytes // self.group.num_ranks
-        return 0 if self.kind is _K.SEND else self.input_bytes
-
-    @property
-    def wire_bytes(self) -> int:
-        """What this rank sends with a ring algorithm."""
-        if self.kind is _K.ALL_TO_ALL and self._splits:
-            own_share = self._splits[self.group.own_rank] / max(1, sum(self._splits))
-            return round(self.input_bytes * (1 - own_share))
-        return wire_bytes(self.kind, self.input_bytes, self.output_bytes, self.group.num_ranks)
+        return "" if self.torch_dtype is None else str(self.torch_dtype).removeprefix("torch.")
 
     @property
     def global_peer(self) -> int | None:
         """The global rank of the root, sender or receiver."""
-        return None if self._peer is None else self.group.global_rank(self._peer)
+        return None if self.peer is None else self.group.global_rank(self.peer)
+
+    def compute_bytes(self, sizes: Sizes) -> tuple[int, int, int]:
+        """Bytes of input and output, and what this rank sends with a ring algorithm."""
+        input_bytes, output_bytes, own_split, all_splits = sizes
+        num_ranks = self.group.num_ranks
+        if output_bytes is None:
+            output_bytes = input_bytes
+            if self.kind is _K.ALL_GATHER:
+                output_bytes = input_bytes * num_ranks
+            elif self.kind is _K.REDUCE_SCATTER:
+                output_bytes = input_bytes // num_ranks
+            elif self.kind is _K.SEND:
+                output_bytes = 0
+        if self.kind is _K.ALL_TO_ALL and all_splits:
+            sent = round(input_bytes * (1 - own_split / all_splits))
+        else:
+            sent = wire_bytes(self.kind, input_bytes, output_bytes, num_ranks)
+        return input_bytes, output_bytes, sent
+
+
+Sizes = tuple[int, int | None, int, int]
+"""Sizes of a collective on this rank, as its arguments have them: bytes of input, and of output
+(None if the op allocates it); of an all-to-all with splits, the rank's own split and their sum."""
+
+
+def read_payload(event: CollectiveEvent, group: Membership, stack: Stack) -> tuple[Payload, Sizes]:
+    """What a collective is about to transfer."""
+    layout, args = event.layout, event.args
+    num_tensors, dtype, sizes = read_tensors(event, group)
+    reduce_op = None
+    if layout.reduce_op is not None and layout.reduce_op < len(args):
+        reduce_op = _read_reduction(args[layout.reduce_op], stack)
+    peer = _at(args, layout.peer)
+    # Without a call of Python code.
+    fields = event.op, layout.kind, group, num_tensors, dtype, reduce_op, peer
+    return tuple.__new__(Payload, fields), sizes
+
+
+def repeats_payload(event: CollectiveEvent, payload: Payload, *, is_reducers: bool) -> Sizes | None:
+    """The sizes of a collective that transfers the same but for them; None if it does not.
+
+    `is_reducers` means that DDP's reducer issued it, which has one reduction for all its buckets:
+    it is boxed, and reading it would be slow.
+    """
+    op, _, group, num_tensors, dtype, reduce_op, peer = payload
+    layout, args = event.layout, event.args
+    num_tensors_here, dtype_here, sizes = read_tensors(event, group)
+    if num_tensors_here != num_tensors or dtype_here is not dtype or event.op != op:
+        return None
+    if layout.reduce_op is not None and not is_reducers:
+        reduction = _at(args, layout.reduce_op)
+        if reduce_op_name(reduction) != reduce_op:
+            return None
+    return None if layout.peer is not None and _at(args, layout.peer) != peer else sizes
+
+
+def read_tensors(
+    event: CollectiveEvent, group: Membership
+) -> tuple[int, torch.dtype | None, Sizes]:
+    """The number of tensors that a collective sends or receives, their dtype and sizes."""
+    layout, args = event.layout, event.args
+    inputs: Any = () if layout.inputs is None else args[layout.inputs]
+    num_tensors, input_bytes, dtype = _read_sizes(inputs)
+    if layout.outputs is not None and layout.outputs == layout.inputs:
+        return num_tensors, dtype, (input_bytes, input_bytes, 0, 0)
+    output_bytes: int | None = None
+    outputs = event.out if layout.outputs is None else args[layout.outputs]
+    if outputs is not None:
+        num_outputs, output_bytes, output_dtype = _read_sizes(outputs)
+        if not num_tensors:
+            num_tensors, dtype = num_outputs, output_dtype
+    if layout.kind is _K.ALL_TO_ALL:
+        sizes = _read_splits(event, group, input_bytes, output_bytes)
+        return num_tensors, dtype, sizes
+    if layout.factor is not None:
+        input_bytes, dtype = _multiply(inputs, args[layout.factor], _at(args, layout.dtype))
+    return num_tensors, dtype, (input_bytes, output_bytes, 0, 0)
+
+
+def _read_splits(
+    event: CollectiveEvent, group: Membership, input_bytes: int, output_bytes: int | None
+) -> Sizes:
+    layout, args = event.layout, event.args
+    inputs: Any = () if layout.inputs is None else args[layout.inputs]
+    splits = _at(args, layout.input_splits)
+    if isinstance(inputs, list):
+        splits = [num_bytes(tensor) for tensor in inputs]
+    if output_bytes is None and layout.output_splits is not None:
+        output_bytes = _received(inputs, _at(args, layout.output_splits))
+    own_split, all_splits = (splits[group.own_rank], sum(splits)) if splits else (0, 0)
+    return input_bytes, output_bytes, own_split, all_splits
+
+
+def _read_reduction(value: Any, stack: Stack) -> str | None:
+    """The name of a reduce op. Reading that of a boxed one is slow: its Python caller has it."""
+    if isinstance(value, torch.ScriptObject) and stack.reducing is not None:
+        value = stack.reducing.f_locals["op"]
+    return reduce_op_name(value)
+
+
+def _multiply(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None
+) -> tuple[int, torch.dtype]:
+    """The size and dtype of the matrix product `a @ b`, which is communicated."""
+    dtype = dtype or a.dtype
+    return a.numel() // a.shape[-1] * b.shape[-1] * dtype.itemsize, dtype
 
 
 def _at(args: Sequence[Any], position: int | None) -> Any:
@@ -262,10 +299,15 @@ def _received(rows: torch.Tensor, splits: Sequence[int] | None) -> int | None:
     return sum(splits) * math.prod(rows.shape[1:]) * rows.element_size() if splits else None
 
 
-def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
+def _read_sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
     """The number of tensors, their bytes, and the dtype of the first."""
+    if type(value) is list and len(value) == 1:
+        value = value[0]
     if isinstance(value, torch.Tensor):
-        return 1, num_bytes(value), value.dtype
+        try:
+            return 1, value.nbytes, value.dtype
+        except RuntimeError:  # it is sparse
+            return 1, num_bytes(value), value.dtype
     tensors = tensors_in(value)
     if not tensors:
         return 0, 0, None
@@ -274,22 +316,109 @@ def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
 
 _FSDP = {Role.FSDP_UNSHARD: "unshard", Role.FSDP_REDUCE: "reduce"}
 _FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
+_SHARDED = {*_FSDP, *_FSDP1, Role.FSDP_GRADIENT}
+_REDISTRIBUTE, _IMPLICIT = Role.REDISTRIBUTE, Role.IMPLICIT
 
 
-def drop_torch_references(stack: Stack, find: Callable[[Sequence[nn.Module]], int]) -> None:
-    """Replace torch's objects in `stack.frame_locals`, which reference parameters, by plain facts.
+@final
+class CauseReader:
+    """Reads plain facts from the locals of torch's frames, which reference parameters.
 
-    `find` returns the index of the module that contains all of the given modules.
+    What belongs to a group or handle of FSDP is read once: it does not change. `running` returns
+    the index of the running module, which decides between the names of a shared module.
     """
-    for role, (first, *_) in stack.frame_locals.items():
+
+    def __init__(self, names: ModuleNames, running: Callable[[], int]) -> None:
+        self._names = names
+        self._running = running
+        self._sharded: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}  # by id
+        # By the id of a placement: it, and its name as that of a mesh with one axis.
+        self._placements: dict[int, tuple[Any, tuple[str]]] = {}
+
+    def read(self, stack: Stack) -> None:
+        """Replace torch's objects in `stack.frame_locals` by what they hold without tensors."""
+        if stack.has_facts:  # of several collectives with this stack, this is not the first
+            return
+        stack.has_facts = True
+        frame_locals = stack.frame_locals
+        for role, values in frame_locals.items():
+            if role is _REDISTRIBUTE:
+                frame_locals[role] = values[0].placements, values[1].placements
+            elif role is _IMPLICIT:
+                frame_locals[role] = (values[0].op,)
+            elif role in _SHARDED:
+                frame_locals[role] = self._read_sharded(role, values[0])
+
+    def name_facts(self, stack: Stack) -> tuple[tuple[Any, ...], ...]:
+        """What `read` has left in the stack, with the names of placements, to be compared."""
+        return tuple(
+            [
+                (self._name(values[0]), self._name(values[1])) if role is _REDISTRIBUTE else values
+                for role, values in stack.frame_locals.items()
+            ]
+        )
+
+    def has_facts(
+        self, roles: tuple[Role, ...], values: Locals, facts: tuple[tuple[Any, ...], ...]
+    ) -> bool:
+        """Whether these locals of frames with these roles have the same facts."""
+        for role, own, known in zip(roles, values, facts, strict=True):
+            if role is _REDISTRIBUTE:
+                if self._name(own[0].placements) != known[0]:
+                    return False
+                if self._name(own[1].placements) != known[1]:
+                    return False
+            elif role is _IMPLICIT:
+                if own[0].op is not known[0]:
+                    return False
+            elif self._read_sharded(role, own[0]) != known:
+                return False
+        return True
+
+    def _read_sharded(self, role: Role, sharded: Any) -> tuple[int, ...]:
+        """The module, and the number of parameters unless it is only one."""
+        key = id(sharded)
+        reference, facts = self._sharded.get(key, (None, ()))
+        if reference is not None and reference() is sharded:
+            return facts
+        modules: Sequence[nn.Module]
+        sizes: tuple[int, ...]
         if role in _FSDP:
-            stack.frame_locals[role] = (find(param_group_modules(first)), param_group_size(first))
+            modules, sizes = param_group_modules(sharded), (param_group_size(sharded),)
         elif role is Role.FSDP_GRADIENT:
-            stack.frame_locals[role] = (find([param_locations(first)[0][0]]),)
-        elif role in _FSDP1:
-            stack.frame_locals[role] = (find([flat_handle_module(first)]), flat_handle_size(first))
-        elif role is Role.IMPLICIT:
-            stack.frame_locals[role] = (first.op,)
+            modules, sizes = [param_locations(sharded)[0][0]], ()
+        else:
+            modules, sizes = [flat_handle_module(sharded)], (flat_handle_size(sharded),)
+        facts = (self._find(modules), *sizes)
+        if all(id(module) in self._names.unique_index for module in modules):
+            known = self._sharded
+            known[key] = weakref.ref(sharded, lambda _: known.pop(key, None)), facts
+        return facts
+
+    def _find(self, modules: Sequence[nn.Module]) -> int:
+        """The index of the module that FSDP was applied to; of several, their common module."""
+        if len(modules) > 1:
+            indices = [self._names.find(module, self._running()) for module in modules]
+            return self._names.index(common_module([self._names.names[index] for index in indices]))
+        index = self._names.unique_index.get(id(modules[0]))
+        return self._names.find(modules[0], self._running()) if index is None else index
+
+    def _name(self, placements: tuple[Any, ...]) -> tuple[str, ...]:
+        """`Shard(0)`, `Replicate`, `Partial(sum)`: one for each axis."""
+        if len(placements) == 1:
+            (placement,) = placements
+            known = self._placements.get(id(placement))
+            if known is not None and known[0] is placement:
+                return known[1]
+        names = describe_placements(placements)
+        for placement, name in zip(placements, names, strict=True):
+            if len(self._placements) >= _MAX_PLACEMENTS:
+                self._placements.clear()
+            self._placements[id(placement)] = placement, (name,)
+        return names
+
+
+_MAX_PLACEMENTS = 1000  # that are kept: a program may create new ones in every step
 
 
 def find_cause(
@@ -336,8 +465,8 @@ def _action(kind: CollectiveKind, action: str) -> str:
 def _redistribution(stack: Stack, node: str | None) -> Redistribute:
     before, after = stack.frame_locals[Role.REDISTRIBUTE]
     return Redistribute(
-        before=describe_placements(before.placements),
-        after=describe_placements(after.placements),
+        before=describe_placements(before),
+        after=describe_placements(after),
         asked_by=_asked_by(stack, node),
         is_implicit=Role.IMPLICIT in stack.frame_locals,
     )

@@ -9,50 +9,24 @@ import threading
 import time
 import traceback
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from types import CodeType
 from typing import Any, final
 
-import torch
-from torch import nn
+from msgspec.structs import replace
 
-from shardscope._torch.autograd import (
-    current_node,
-    is_in_backward,
-    next_sequence_number,
-    node_number,
-    node_origin,
-    reentrant_nodes,
-)
 from shardscope._torch.collectives.events import CollectiveEvent
-from shardscope._torch.collectives.schema import UNREAD, process_group
-from shardscope._torch.ddp import is_in_comm_hook
-from shardscope._torch.frames import Role
+from shardscope._torch.collectives.schema import BATCH, UNREAD
 from shardscope._torch.mesh import default_group
-from shardscope.attribution.call_sites import Stack, find_backward_caller, read_stack, thread_name
-from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
-from shardscope.attribution.module_names import NO_MODULE, ModuleNames
+from shardscope.attribution.call_sites import Stack, read_stack
+from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import is_simulated
-from shardscope.comm.collective_facts import (
-    GroupRegistry,
-    Membership,
-    Payload,
-    drop_torch_references,
-    find_cause,
-)
-from shardscope.record import (
-    BucketReduce,
-    Cause,
-    Collective,
-    CollectiveKind,
-    Compiled,
-    FullyShard,
-    Gap,
-    Group,
-    Phase,
-)
+from shardscope.comm.collective_facts import GroupRegistry, Sizes
+from shardscope.comm.notes import Note, NoteTaker
+from shardscope.comm.repeats import RepeatFinder, Template
+from shardscope.record import Collective, Gap, Group
+from shardscope.record.rank_stream import RankStream
 
 
 def raise_if_from_signal(error: Exception) -> None:
@@ -78,8 +52,6 @@ def _code(handler: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-_MAIN_THREAD = threading.main_thread().ident
-
 Emit = Callable[[Group | Collective | Gap], None]
 
 _UNREAD_FACT = (
@@ -92,35 +64,42 @@ _TOO_DEEP_FACT = (
     "raise the limit with sys.setrecursionlimit"
 )
 
-_COMPILED_FUNCTION = "compiled function"
+_MAX_GAPS = 10_000
+# After a wait that takes longer than writing a line: the program may hang before the next line.
+_URGENT_NS = 100_000
+_MAX_UNRETURNED = 1000  # calls whose return may still be observed: a thread waits in one at a time
 
 
 @final
-class _Note:
-    """What is noted of a collective when it is issued, without references to tensors."""
+class _Issued:
+    """A collective that was written to the stream."""
 
-    # Class attributes as defaults, as in Stack.
-    thread = ""
-    running = NO_MODULE
-    node: str | None = None
-    node_number: int | None = None
-    reached: int | None = None  # next autograd number, if this thread called backward
-    bucket: BucketReduce | None = None
+    __slots__ = ("group_order", "order", "returned_ns", "sizes", "start_ns", "template")
 
-    def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int | None) -> None:
-        self.payload = payload
-        self.stack = stack
-        self.phase = phase
-        self.start_ns = start_ns
+    def __init__(
+        self,
+        template: Template,
+        sizes: Sizes,
+        start_ns: int | None,
+        positions: tuple[int, int],
+    ) -> None:
+        self.template, self.sizes, self.start_ns = template, sizes, start_ns
+        self.order, self.group_order = positions
+        self.returned_ns: int | None = None
+
+
+_Noted = Note | _Issued | list[Note] | list[_Issued]
+"""What is noted of a collective, or of each in a batch."""
 
 
 @final
 class Recorder:
     """Records collectives. Errors in here become gaps, never exceptions in the user's program.
 
-    With `emit`, each record is made at once and passed to it; without, records are made when they
-    are first read. `enter_world` is called before the first collective in a world other than that
-    of `join_world`, and returns whether to record it.
+    With a `stream`, each collective is written to it before it is issued. With `emit` only, each
+    record is made at once and passed to it; without either, records are made when they are first
+    read. `emit` also gets groups and gaps. `enter_world` is called before the first collective in a
+    world other than that of `join_world`, and returns whether to record it.
     """
 
     def __init__(
@@ -133,83 +112,169 @@ class Recorder:
         enter_world: Callable[[], bool] = lambda: True,
     ) -> None:
         self.gaps: list[Gap] = []
-        self.buckets = BucketRegistry(names, self.report_gap)
-        self.calls = ModuleCalls(names, self.buckets, self.report_gap)
         self.groups = groups
-        self._collectives: list[Collective] = []
-        self._notes: deque[_Note] = deque()  # threads append while another thread writes
-        self._too_deep: list[str] = []  # ops of collectives that no stack was left to describe
         self.rank = rank
-        self._names = names
+        self.stream: RankStream | None = None
+        self.keeps_records = True  # in memory, also of what is in the stream
+        self._taker = NoteTaker(names, groups, self)
+        self.calls = self._taker.calls
+        self._repeats = RepeatFinder(self._taker)
+        self._collectives: list[Collective] = []
+        # Those that have no record yet; threads append while another makes records.
+        self._noted: deque[Note | _Issued] = deque()
+        self._unreturned: dict[int, Note | _Issued] = {}  # by index in `_collectives`
+        self._has_streamed = False
+        self._too_deep: list[str] = []  # ops of collectives that no stack was left to describe
         self._emit = emit
         self._enter_world = enter_world
         self._world: Callable[[], object] = object  # returns no process group
         self._lock = threading.RLock()
         self._known_gaps: set[tuple[str, str]] = set()
-        # By line of a forward: the modules that issued a collective there, by name.
-        self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
-        self._issuers = defaultdict(dict)
+        self.started_unix_ns = time.time_ns()
         self.start_ns = self._latest_ns = time.perf_counter_ns()
         self._is_simulated = is_simulated()
 
-    def before(self, event: CollectiveEvent) -> None:
-        """Note a collective before it is issued, so that one that hangs is recorded too."""
+    # ── While a collective is issued ─────────────────────────────────────────────────────────
+
+    def before(self, event: CollectiveEvent) -> _Noted | None:
+        """Note a collective before it is issued, so that one that hangs is recorded too.
+
+        Returns what `after` needs, unless the world is simulated, which has no times.
+        """
         try:
+            frame = sys._getframe(2).f_back  # the hook's caller, or None if C++ called the hook
             if event.layout is UNREAD:
-                self._report_unread(event.op, read_stack(sys._getframe(2)))
-                return
-            self._note(event, read_stack(sys._getframe(2)))  # starting at the hook's caller
-            if self._emit is not None:
-                self.write()
+                self._report_unread(event.op, read_stack(frame))
+                return None
+            if default_group() is not self._world() and not self._enter():
+                return None
+            # Times of a simulated run are not those of a real run.
+            start_ns = None if self._is_simulated else max(0, self.read_clock() - self.start_ns)
+            noted: _Noted
+            if self.stream is None:
+                noted = self._note(event, read_stack(frame), start_ns)
+            elif event.layout is BATCH:
+                stack = read_stack(frame)
+                found = [self._repeats.find_anew(e, stack, self.rank) for e in event.singles()]
+                noted = [self._write(self.stream, *call, start_ns) for call in found]
+            else:
+                template, sizes = self._repeats.find(event, frame, self.rank)
+                noted = self._write(self.stream, template, sizes, start_ns)
+            return None if start_ns is None else noted
         except RecursionError:
             self._too_deep.append(event.op)  # a call of a Python function might raise again
         except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             raise_if_from_signal(error)
             self._report_loss(event.op, error)
+        return None
+
+    def after(self, noted: _Noted) -> None:
+        """Note when the call of a collective has returned to the program."""
+        try:
+            now_ns = max(0, self.read_clock() - self.start_ns)
+            calls: Sequence[Note | _Issued] = noted if isinstance(noted, list) else (noted,)
+            for issued in calls:
+                issued.returned_ns = now_ns
+                if self.stream is not None and type(issued) is _Issued:
+                    is_urgent = now_ns - (issued.start_ns or 0) > _URGENT_NS
+                    self.stream.writer.write_returned(issued.order, now_ns, is_urgent=is_urgent)
+        except RecursionError:
+            pass  # the time stays unknown
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            raise_if_from_signal(error)
+            self.report_gap("collectives", f"the time of a return is not recorded ({error!r})")
+
+    def _note(self, event: CollectiveEvent, stack: Stack, start_ns: int | None) -> list[Note]:
+        """Note a collective, and emit its record if that is asked for."""
+        notes = [self._taker.take(single, stack, start_ns) for single in event.singles()]
+        if self._emit is None:
+            self._noted.extend(notes)
+        else:
+            for note in notes:
+                with self._lock:
+                    self._add_record(note)
+                    self._emit(self._collectives[-1])
+        return notes
+
+    def _write(
+        self, stream: RankStream, template: Template, sizes: Sizes, start_ns: int | None
+    ) -> _Issued:
+        """Write a collective to the stream."""
+        num_bytes = template.num_bytes
+        if sizes != template.sizes:
+            num_bytes = template.payload.compute_bytes(sizes)
+        positions = stream.writer.write_call(template.in_stream, start_ns, num_bytes)
+        issued = _Issued(template, sizes, start_ns, positions)
+        self._has_streamed = True
+        if self.keeps_records:
+            self._noted.append(issued)
+        return issued
+
+    # ── Records ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def has_collectives(self) -> bool:
         """Whether any collective was noted."""
-        return bool(self._collectives or self._notes)
+        return bool(self._has_streamed or self._noted or self._collectives)
 
     @property
     def collectives(self) -> list[Collective]:
-        """The records of all collectives noted so far."""
-        self.write()
+        """The records of all collectives noted so far; empty if none are kept in memory."""
+        self.make_records()
         return self._collectives
 
-    def write(self) -> None:
-        """Make a record of every collective that was noted."""
+    def make_records(self) -> None:
+        """Make a record of every collective that was noted, and add the times of their returns."""
         with self._lock:
             while self._too_deep:
                 self.report_gap(self._too_deep.pop(), _TOO_DEEP_FACT, is_loss=True)
-            while self._notes:
-                note = self._notes.popleft()
+            for index, noted in tuple(self._unreturned.items()):
+                if noted.returned_ns is not None:
+                    del self._unreturned[index]
+                    record = replace(self._collectives[index], returned_ns=noted.returned_ns)
+                    self._collectives[index] = record
+            while self._noted:
+                noted = self._noted.popleft()
                 try:
-                    self._write(note)
+                    self._add_record(noted)
                 except Exception as error:  # noqa: BLE001 - tracing must not fail the run
                     raise_if_from_signal(error)
-                    self._report_loss(note.payload.op, error)
+                    op = noted.payload.op if isinstance(noted, Note) else noted.template.record.op
+                    self._report_loss(op, error)
+
+    def _add_record(self, noted: Note | _Issued) -> None:
+        if isinstance(noted, Note):
+            trigger = self._taker.find_trigger(noted)
+            record = replace(
+                self._taker.make_record(noted, trigger, rank=self.rank),
+                order=len(self._collectives),
+                group_order=self.groups.next_order(noted.payload.group.record),
+                start_ns=noted.start_ns,
+                returned_ns=noted.returned_ns,
+            )
+        else:
+            record = _complete(noted)
+        if noted.returned_ns is None and noted.start_ns is not None:
+            self._unreturned[len(self._collectives)] = noted
+            if len(self._unreturned) > _MAX_UNRETURNED:
+                del self._unreturned[next(iter(self._unreturned))]
+        self._collectives.append(record)
+
+    # ── Gaps ─────────────────────────────────────────────────────────────────────────────────
 
     def report_gap(self, place: str, fact: str, *, is_loss: bool = False) -> None:
         """Add a gap, unless the same gap was added before; `is_loss` if records are missing."""
         if (place, fact) in self._known_gaps:
             return
+        if len(self._known_gaps) >= _MAX_GAPS:
+            place, fact, is_loss = "gaps", f"{_MAX_GAPS:,} are listed; there were more", True
+            if self.gaps and self.gaps[-1].place == place:
+                return
         self._known_gaps.add((place, fact))
         gap = Gap(place=place, fact=fact, rank=self.rank, is_loss=is_loss)
         self.gaps.append(gap)
         if self._emit is not None:
             self._emit(gap)
-
-    def read_clock(self) -> int:
-        """The host's clock, in ns; if it was set back during the trace, report a gap."""
-        latest_ns = self._latest_ns  # before the clock: another thread may read it in between
-        now_ns = time.perf_counter_ns()
-        if now_ns < latest_ns:
-            fact = "the host's clock was set back during the trace: times after that are wrong"
-            self.report_gap("clock", fact)
-        self._latest_ns = max(latest_ns, now_ns)
-        return now_ns
 
     def _report_unread(self, op: str, stack: Stack) -> None:
         source = stack.source
@@ -219,36 +284,23 @@ class Recorder:
     def _report_loss(self, op: str, error: Exception) -> None:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
-    def _note(self, event: CollectiveEvent, stack: Stack) -> None:
-        # Times of a simulated run are not those of a real run.
-        start_ns = None if self._is_simulated else max(0, self.read_clock() - self.start_ns)
-        phase = _phase(stack.boundary)
-        if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
-            find_backward_caller(stack)
-        if stack.frame_locals:
-            drop_torch_references(stack, self._find_sharded)
-        for single in event.singles():
-            group = self._membership(single, stack)
-            if group is None:
-                continue
-            payload = Payload(single, group=group, reduction=stack.reduction)
-            note = _Note(payload, stack, phase, start_ns)
-            if get_ident() != _MAIN_THREAD:
-                note.thread = thread_name()
-            if phase is _BACKWARD:
-                self._note_node(note, single)
-            elif stack.boundary is Role.RECOMPUTE:
-                note.running = self.calls.recomputing()
-            elif phase is not Phase.OPTIMIZER:
-                note.running = self.calls.running()
-                if note.running == NO_MODULE and stack.boundary is Role.MODULE_CALL:
-                    # Only a compiled graph was called, which is not a module of the model.
-                    note.phase = _BACKWARD if is_in_backward() else _OUTSIDE
-                    if note.phase is _BACKWARD:
-                        self._note_node(note, single)
-                if note.phase is _OUTSIDE and stack.graph is not None:
-                    note.phase = _FORWARD  # of a compiled function that may have called modules
-            self._notes.append(note)
+    def read_clock(self) -> int:
+        """The host's clock, in ns; if it was set back during the trace, report a gap."""
+        latest_ns = self._latest_ns  # before the clock: another thread may read it in between
+        now_ns = time.perf_counter_ns()
+        if now_ns < latest_ns:
+            fact = "the host's clock was set back during the trace: times after that are wrong"
+            self.report_gap("clock", fact)
+            return now_ns
+        self._latest_ns = now_ns
+        return now_ns
+
+    def emit_group(self, group: Group) -> None:
+        """Pass on a group in which no collective was issued before."""
+        if self._emit is not None:
+            self._emit(group)
+
+    # ── Worlds ───────────────────────────────────────────────────────────────────────────────
 
     def join_world(self) -> None:
         """Record the world that this process is in now."""
@@ -269,194 +321,20 @@ class Recorder:
             self.join_world()
             return True
 
-    def _note_node(self, note: _Note, event: CollectiveEvent) -> None:
-        node = current_node()
-        if node is None:  # a callback at the end of backward
-            if note.stack.is_bare:
-                self._note_bucket(note, event, None)
-            return
-        origin = node_origin(node)
-        if isinstance(origin, torch.Tensor):
-            note.running = self._names.owner_of(origin)
-            self._note_bucket(note, event, origin)
-        else:
-            note.node_number = origin
-            if note.stack.backward_caller == get_ident():
-                note.reached = next_sequence_number()
-            if note.stack.is_nested:
-                note.running = self._recomputed_by()
-            if note.stack.frame_locals:
-                note.node = node.name()
 
-    def _note_bucket(self, note: _Note, event: CollectiveEvent, last: torch.Tensor | None) -> None:
-        """Note the DDP bucket that is reduced because the gradient of `last` completed it.
-
-        `last` is None at the end of backward, where DDP reduces the remaining buckets.
-        """
-        if note.stack.frame_locals or note.payload.kind is not CollectiveKind.ALL_REDUCE:
-            return
-        if not note.stack.is_bare and not is_in_comm_hook(sys._getframe()):
-            return  # issued by a gradient hook of the user
-        tensors = event.read().inputs
-        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-            return  # DDP's bitmap of used parameters
-        note.bucket = self.buckets.find(sum(tensor.numel() for tensor in tensors), last)
-        if note.bucket is None and note.stack.is_bare:
-            note.bucket = BucketReduce(bucket=None, parameters=())
-            self.report_gap(
-                "DDP",
-                "a bucket was reduced whose parameters are not known: they are read when a "
-                "forward ends inside the trace",
-            )
-
-    def _recomputed_by(self) -> int:
-        """The module whose recomputed (checkpointed) function is now in its own backward."""
-        own = threading.get_ident()
-        for node in reentrant_nodes(sys._getframe()):
-            reached = next_sequence_number()
-            creator = self.calls.creator_of(node_number(node), own, reached=reached)
-            if creator is not None and creator != NO_MODULE:
-                return creator
-        return NO_MODULE
-
-    def _write(self, note: _Note) -> None:
-        stack, payload = note.stack, note.payload
-        trigger = self._trigger(note)
-        cause, owner = find_cause(payload, stack, note.node, note.phase)
-        cause = note.bucket or cause
-        if note.phase is _FORWARD:
-            self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger
-        if isinstance(cause, Compiled) and trigger == NO_MODULE and self._names.names:
-            self._report_compiled_function(cause, stack)
-        group = payload.group.record
-        collective = Collective(
-            rank=self.rank,
-            order=len(self._collectives),
-            group=group.name,
-            group_order=self.groups.next_order(group),
-            kind=payload.kind,
-            op=payload.op,
-            num_ranks=group.num_ranks,
-            axis=group.axis,
-            dtype=payload.dtype,
-            num_tensors=payload.num_tensors,
-            input_bytes=payload.input_bytes,
-            output_bytes=payload.output_bytes,
-            wire_bytes=payload.wire_bytes,
-            phase=_BACKWARD if _reduces_gradients(cause) else note.phase,
-            owner=_owner_name(cause, self._names.name(trigger if owner is None else owner)),
-            trigger=self._names.name(trigger),
-            cause=cause,
-            source=stack.source,
-            reduce_op=payload.reduce_op,
-            peer=payload.global_peer,
-            thread=note.thread,
-            start_ns=note.start_ns,
-        )
-        self._collectives.append(collective)
-        if self._emit is not None:
-            self._emit(collective)
-
-    def _report_compiled_function(self, cause: Compiled, stack: Stack) -> None:
-        """Report a gap, once per line: the collectives of a compiled function have no module."""
-        is_known = any(gap.place == _COMPILED_FUNCTION for gap in self.gaps)
-        if cause.graph == "backward" and is_known:
-            return  # its line is that of backward(); the function itself is reported already
-        source = stack.source
-        line = "" if source is None else f" ({source.file}:{source.line})"
-        self.report_gap(
-            _COMPILED_FUNCTION,
-            f"its collectives have no module{line}: compile the model or its layers, not a "
-            "function that calls them, to see which module issues them",
-        )
-
-    def _find_sharded(self, modules: Sequence[nn.Module]) -> int:
-        """The index of the module that FSDP was applied to; of several, their common module."""
-        if len(modules) > 1:
-            indices = [self._names.find(module, self.calls.running()) for module in modules]
-            return self._names.index(common_module([self._names.names[index] for index in indices]))
-        index = self._names.unique_index.get(id(modules[0]))
-        return self._names.find(modules[0], self.calls.running()) if index is None else index
-
-    def _membership(self, event: CollectiveEvent, stack: Stack) -> Membership | None:
-        """This rank's membership of the group, read now: the run may destroy the group later."""
-        if default_group() is not self._world() and not self._enter():
-            return None
-        group = event.args[event.layout.group]
-        is_name = type(group) is str  # functional collectives take a group's name
-        membership = self.groups.find(group if is_name else process_group(group).group_name)
-        if membership is not None:
-            return membership
-        group = process_group(group)
-        with self._lock:
-            if Role.REDISTRIBUTE in stack.frame_locals:
-                self.groups.add_mesh(stack.frame_locals[Role.REDISTRIBUTE][0].mesh)
-            membership = self.groups.register(group)
-            if self._emit is not None:
-                self._emit(membership.record)
-        return membership
-
-    def _trigger(self, note: _Note) -> int:
-        """The module that was running when the collective was issued."""
-        if note.stack.boundary is Role.RECOMPUTE:
-            return self._caller_of_function(note)
-        if note.node_number is None:
-            return note.running
-        creator = self.calls.creator_of(
-            note.node_number, note.stack.backward_caller, reached=note.reached
-        )
-        if creator is None:
-            self.report_gap(
-                "backward",
-                "its forward ran before the trace began, or on another thread outside any "
-                "module, so collectives that only autograd could attribute have no module",
-            )
-            return NO_MODULE
-        return note.running if creator == NO_MODULE else creator
-
-    def _caller_of_function(self, note: _Note) -> int:
-        """The module that called the function that is being recomputed.
-
-        An autograd node of the function belongs to a module inside it. The caller encloses that
-        module, and issued a collective at the same line during forward.
-        """
-        index = note.running
-        name = self._names.name(index)
-        issuers = self._issuers.get((note.stack.user, note.stack.instruction), {})
-        while name and name not in issuers:
-            name = name.rpartition(".")[0]
-        return issuers.get(name, index)
-
-
-_PHASES = {
-    Role.OPTIMIZER: Phase.OPTIMIZER,
-    Role.RECOMPUTE: Phase.RECOMPUTE,
-    Role.ENGINE: Phase.BACKWARD,
-}
-_BACKWARD, _FORWARD, _RECOMPUTE, _OUTSIDE = (
-    Phase.BACKWARD,
-    Phase.FORWARD,
-    Phase.RECOMPUTE,
-    Phase.OUTSIDE,
-)
-
-
-def _reduces_gradients(cause: object) -> bool:
-    """Whether FSDP reduces gradients; pipeline schedules let it do so after backward has ended."""
-    return isinstance(cause, FullyShard) and cause.action != "unshard"
-
-
-def _phase(boundary: Role | None) -> Phase:
-    phase = _PHASES.get(boundary)  # type: ignore[arg-type]
-    if phase is not None:
-        return phase
-    is_backward = is_in_backward()
-    if boundary is None:
-        return _BACKWARD if is_backward else _OUTSIDE
-    return _RECOMPUTE if is_backward else _FORWARD
-
-
-def _owner_name(cause: Cause | None, owner: str | None) -> str | None:
-    if isinstance(cause, BucketReduce) and cause.parameters:
-        return common_module(cause.parameters)
-    return owner
+def _complete(issued: _Issued) -> Collective:
+    """The record of a collective: that of its template, with its own positions, times and sizes."""
+    template = issued.template
+    record = replace(
+        template.record,
+        order=issued.order,
+        group_order=issued.group_order,
+        start_ns=issued.start_ns,
+        returned_ns=issued.returned_ns,
+    )
+    if issued.sizes == template.sizes:
+        return record
+    input_bytes, output_bytes, wire_bytes = template.payload.compute_bytes(issued.sizes)
+    return replace(
+        record, input_bytes=input_bytes, output_bytes=output_bytes, wire_bytes=wire_bytes
+    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, final
 
 import torch
@@ -33,64 +33,15 @@ from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.attribution.program_records import is_simulated
 from shardscope.comm.recorder import raise_if_from_signal
+from shardscope.comm.value_selection import ValueSamples
 from shardscope.comm.value_statistics import StatisticsBuffer
-from shardscope.errors import TraceError
 from shardscope.record import ValueKind, ValueSample
-from shardscope.record.patterns import matches_inside
 
 _PLACE = "values"
 _SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "alpha", "dampening")
 _MATMUL_PRECISION = "unit roundoff of float32 matmul"
 _PLAIN_CLASSES = (torch.Tensor, nn.Parameter, nn.Buffer)
 _MAX_DEPTH = 8  # of containers in what a module returns
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueSamples:
-    """Which values a trace samples.
-
-    Args:
-        steps: The training steps, counted from 1; None means every step.
-        outputs: Inputs of the model, outputs of every module call, and their gradients.
-        gradients: Gradients of parameters, before and after clipping.
-        parameters: Parameters before and after the step, and buffers.
-        modules: A pattern; only matching modules, their children and parameters are sampled.
-
-    Examples:
-        >>> trace(model, values=ValueSamples(steps=range(1, 100, 10), modules="layers.*"))
-    """
-
-    steps: Collection[int] | None = None
-    outputs: bool = True
-    gradients: bool = True
-    parameters: bool = True
-    modules: str = "**"
-
-    def includes(self, name: str) -> bool:
-        """Whether a module or parameter of this name is sampled."""
-        return self.modules == "**" or matches_inside(self.modules, name)
-
-
-Values = bool | int | Collection[int] | ValueSamples | None
-
-
-def read_samples(values: Values) -> ValueSamples | None:
-    """What the argument `values` of `trace` means: None if nothing is sampled."""
-    if values is None or values is False:
-        return None
-    if isinstance(values, ValueSamples):
-        return values
-    if values is True:
-        return ValueSamples()
-    steps = [values] if isinstance(values, int) else values
-    if not isinstance(steps, Collection) or not all(
-        isinstance(step, int) and step > 0 for step in steps
-    ):
-        raise TraceError(
-            f"trace() got values={values!r:.60}. Give True, a training step counted from 1, "
-            "several such as range(1, 11), or ValueSamples(steps=…, modules=…)."
-        )
-    return ValueSamples(steps=frozenset(steps))
 
 
 @final
@@ -112,6 +63,7 @@ class ValueSampler(TrainingListener):
     ) -> None:
         self.rank = 0
         self.records: list[ValueSample] = []
+        self.keeps_records = True  # in memory, besides those that are emitted
         self._samples = samples
         self._names = names
         self._calls = calls
@@ -453,7 +405,8 @@ class ValueSampler(TrainingListener):
                         num_nonfinite=result.num_nonfinite,
                         hash=result.hash,
                     )
-                self.records.append(complete)
+                if self.keeps_records:
+                    self.records.append(complete)
                 if self._emit is not None:
                     self._emit(complete)
 

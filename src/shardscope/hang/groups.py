@@ -21,12 +21,14 @@ from shardscope.hang.evidence import (
     FileFormat,
     GroupFact,
     RankEvidence,
+    count_dropped,
 )
 from shardscope.hang.mismatch import Facets, facets_of
 from shardscope.hang.rank_calls import GroupCalls, IssuedCall, RankCalls
 from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import compress_ranks, format_ranks
 
+_OWN = (FileFormat.STREAM, FileFormat.RECORDING)
 _NCCL = (FileFormat.NCCL_LOG, FileFormat.NCCL_RAS)
 _MAX_NAME = 60
 # Collectives that a rank may leave before the others have entered them.
@@ -212,7 +214,7 @@ def _make_silent(evidence: RankEvidence) -> RankCalls:
     """The calls of a rank whose file has none in this group."""
     is_known = (
         evidence.is_complete
-        and not evidence.is_wrapped
+        and not _has_uncounted(evidence)
         and evidence.format not in (FileFormat.LOG, *_NCCL)
     )
     return RankCalls({}, [], is_known, is_known and evidence.is_finished)
@@ -228,8 +230,9 @@ def _make_calls(
     first, dense = collectives.map_signatures(numbers)
     has_calls = len(columns.columns) > 0
     is_known = evidence.is_complete and (
-        has_calls or columns.columns.num_issued > 0 or not evidence.is_wrapped
+        has_calls or columns.columns.num_issued > 0 or not _has_uncounted(evidence)
     )
+    dropped_transfers, _ = count_dropped(columns.columns.dropped)
     return RankCalls(
         collectives=collectives,
         transfers=list(_list_transfers(columns, evidence)),
@@ -239,7 +242,13 @@ def _make_calls(
         num_done=columns.columns.num_done or 0,
         first=first,
         facet_ids=array("I", dense).tobytes(),
+        dropped=dropped_transfers,
     )
+
+
+def _has_uncounted(evidence: RankEvidence) -> bool:
+    """Whether calls were overwritten of which not even the number is known: streams count them."""
+    return evidence.is_wrapped and evidence.format not in _OWN
 
 
 def _list_transfers(columns: RankColumns, evidence: RankEvidence) -> Iterator[IssuedCall]:
@@ -290,6 +299,7 @@ def _forget(calls: RankCalls) -> RankCalls:
         num_done=calls.num_done,
         first=calls.first,
         facet_ids=calls.facet_ids,
+        dropped=calls.dropped,
     )
 
 

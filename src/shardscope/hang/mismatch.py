@@ -19,6 +19,7 @@ from shardscope.hang.rank_calls import (
     IssuedCall,
     RankCalls,
     Route,
+    count_unlisted,
     describe_call,
     find_drift,
     find_unsent,
@@ -297,6 +298,7 @@ def _find_transfer_problem(
     group: GroupCalls,
 ) -> tuple[int, int, Finding] | None:
     sender, receiver = route
+    first = count_unlisted(route, group)
     for position, (send, receive) in enumerate(zip_longest(sends, receives)):
         silent = sender if send is None else receiver if receive is None else None
         if silent is not None and not group[silent].is_finished:
@@ -305,7 +307,7 @@ def _find_transfer_problem(
         if fact is not None:
             call = send or receive
             finding = _make_transfer_finding(
-                name, f"{fact} (transfer {position} of that route)", call
+                name, f"{fact} (transfer {first + position} of that route)", call
             )
             return call.group_order, call.rank, finding
     return None

@@ -13,18 +13,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.hang.dumped_calls import DumpedCall
-from shardscope.hang.evidence import CallSignature
+from shardscope.hang.evidence import TRANSFERS, CallSignature, count_dropped
 from shardscope.record.base import CollectiveKind, Phase
 from shardscope.record.ranks import list_ranks
 from shardscope.record.recording import (
     Call,
     Collective,
+    DroppedCollectives,
     Recording,
     list_calls_by_group,
 )
 
 RANK_MISMATCH = "rank-mismatch"
-P2P_KINDS = (CollectiveKind.SEND, CollectiveKind.RECV)
+P2P_KINDS = TRANSFERS
 
 
 IssuedCall = Collective | DumpedCall
@@ -37,6 +38,7 @@ class RankCalls(Struct, frozen=True):
     `num_issued` is set where more were issued than are listed; positions below `num_done` are known
     to have completed. `facet_ids` are those of a dump, from position `first` on: they
     are 32-bit numbers, of which equal ones mean equal facets, and 0 that no call is known.
+    `dropped` are the numbers of sends and receives before those listed, by kind and peer.
     """
 
     collectives: Mapping[int, IssuedCall]  # by position among the group's collectives
@@ -47,6 +49,7 @@ class RankCalls(Struct, frozen=True):
     num_done: int = 0
     first: int = 0
     facet_ids: bytes | None = None
+    dropped: Mapping[tuple[CollectiveKind, int | None], int] = {}
 
     @property
     def num_collectives(self) -> int:
@@ -70,39 +73,56 @@ def sort_by_group(recording: Recording) -> dict[str, GroupCalls]:
     lossy = {gap.rank for gap in recording.gaps if gap.is_loss}
     lossy -= {stop.rank for stop in recording.stops if stop.is_gapless}
     stopped = {stop.rank for stop in recording.stops}
-    return {
-        name: _read_group(by_rank, lossy=lossy, stopped=stopped) for name, by_rank in calls.items()
-    }
+    dropped: defaultdict[tuple[str, int], list[DroppedCollectives]] = defaultdict(list)
+    for record in recording.dropped:
+        dropped[record.group, record.rank].append(record)
+    groups: dict[str, GroupCalls] = {}
+    for name, by_rank in calls.items():
+        has_transfers = any(call.kind in P2P_KINDS for calls in by_rank.values() for call in calls)
+        groups[name] = {}
+        for rank in sorted(by_rank):
+            rank_calls = _read_rank(
+                by_rank[rank],
+                dropped[name, rank],
+                is_known=rank not in lossy and None not in lossy,
+                has_transfers=has_transfers,
+            )
+            is_finished = rank_calls.is_known and rank not in stopped
+            groups[name][rank] = replace(rank_calls, is_finished=is_finished)
+    return groups
 
 
-def _read_group(
-    by_rank: dict[int, list[Collective]], *, lossy: set[int | None], stopped: set[int]
-) -> GroupCalls:
-    has_transfers = any(call.kind in P2P_KINDS for calls in by_rank.values() for call in calls)
-    group = {}
-    for rank in sorted(by_rank):
-        is_known = rank not in lossy and None not in lossy
-        rank_calls = _read_rank(by_rank[rank], is_known=is_known, has_transfers=has_transfers)
-        group[rank] = replace(rank_calls, is_finished=rank_calls.is_known and rank not in stopped)
-    return group
-
-
-def _read_rank(calls: list[Collective], *, is_known: bool, has_transfers: bool) -> RankCalls:
+def _read_rank(
+    calls: list[Collective],
+    dropped: Iterable[DroppedCollectives],
+    *,
+    is_known: bool,
+    has_transfers: bool,
+) -> RankCalls:
     """Each call at its position in the group, even if calls before it are missing."""
     collectives: dict[int, IssuedCall] = {}
     transfers: list[IssuedCall] = []
-    position = -1
-    for index, call in enumerate(sorted(calls, key=lambda call: call.group_order)):
+    dropped_transfers, num_dropped = count_dropped(dropped)
+    num_transfers = sum(dropped_transfers.values())
+    position = num_dropped + num_transfers - 1
+    for expected, call in enumerate(sorted(calls, key=lambda call: call.group_order), position + 1):
         position = max(position + 1, call.group_order)
-        if position > index:
+        if position > expected:
             is_known = False
             if has_transfers:
                 break  # missing calls may be of either kind, so later positions are unknown
         if call.kind in P2P_KINDS:
             transfers.append(call)
         else:
-            collectives[position - len(transfers)] = call
-    return RankCalls(collectives, transfers, is_known, is_known)
+            collectives[position - num_transfers - len(transfers)] = call
+    return RankCalls(
+        collectives,
+        transfers,
+        is_known,
+        is_known,
+        num_issued=num_dropped,
+        dropped=dropped_transfers,
+    )
 
 
 def find_drift(group: GroupCalls, late: int, other_ranks: Iterable[int]) -> str | None:
@@ -190,7 +210,10 @@ Route = tuple[int, int]
 def sort_by_route(
     group: GroupCalls,
 ) -> tuple[dict[Route, list[IssuedCall]], dict[Route, list[IssuedCall]], set[int]]:
-    """Sends and receives by route, in order, and the ranks that receive from any rank."""
+    """Sends and receives by route, in order, and the ranks that receive from any rank.
+
+    Those whose counterpart is no longer in its stream are left out.
+    """
     sends: dict[Route, list[IssuedCall]] = defaultdict(list)
     receives: dict[Route, list[IssuedCall]] = defaultdict(list)
     from_anyone: set[int] = set()
@@ -202,7 +225,24 @@ def sort_by_route(
                 sends[rank, call.peer].append(call)
             else:
                 receives[call.peer, rank].append(call)
+        from_anyone.update(rank for _, peer in calls.dropped if peer is None)
+    for route in sends.keys() | receives.keys():
+        num_sent, num_received = _count_dropped_on(route, group)
+        del sends[route][: max(0, num_received - num_sent)]
+        del receives[route][: max(0, num_sent - num_received)]
     return sends, receives, from_anyone
+
+
+def count_unlisted(route: Route, group: GroupCalls) -> int:
+    """The number of transfers on a route before those that `sort_by_route` returns."""
+    return max(_count_dropped_on(route, group))
+
+
+def _count_dropped_on(route: Route, group: GroupCalls) -> tuple[int, int]:
+    sender, receiver = route
+    num_sent = group[sender].dropped.get((_K.SEND, receiver), 0) if sender in group else 0
+    num_received = group[receiver].dropped.get((_K.RECV, sender), 0) if receiver in group else 0
+    return num_sent, num_received
 
 
 def find_unsent(group: GroupCalls) -> dict[int, IssuedCall]:
@@ -211,7 +251,7 @@ def find_unsent(group: GroupCalls) -> dict[int, IssuedCall]:
     Empty if what some rank of the group sent is not known.
     """
     transfers = [call for calls in group.values() for call in calls.transfers]
-    is_known = all(calls.is_known for calls in group.values())
+    is_known = all(calls.is_known and not calls.dropped for calls in group.values())
     if not transfers or len(group) < transfers[0].num_ranks or not is_known:
         return {}
     num_sent = Counter(call.peer for call in transfers if call.kind is CollectiveKind.SEND)

@@ -8,6 +8,7 @@ from shardscope.hang.evidence import FileFormat, RankEvidence
 from shardscope.hang.rank_calls import name_ranks
 from shardscope.hang.run import HangRun
 
+_OWN = (FileFormat.STREAM, FileFormat.RECORDING)
 _WITHOUT_ROOTS = (FileFormat.FLIGHT_RECORDER, FileFormat.DEBUG_SERVER)
 
 
@@ -31,7 +32,13 @@ def _list_all(run: HangRun) -> Iterator[str]:
             f"no file says how many ranks the run had: ranks above {max(run.ranks)} would not be "
             "missed"
         )
-    wrapped = _ranks_with(dumps, lambda piece: piece.is_wrapped)
+    limited = _ranks_with(dumps, lambda piece: piece.is_wrapped and piece.format in _OWN)
+    if limited:
+        yield (
+            f"the streams of {name_ranks(limited)} have kept only the newest calls: a divergence "
+            "before their first is not seen (stream_bytes limits them)"
+        )
+    wrapped = _ranks_with(dumps, lambda piece: piece.is_wrapped and piece.format not in _OWN)
     if wrapped:
         yield (
             f"the buffers of {name_ranks(wrapped)} wrapped round: a divergence before their first "

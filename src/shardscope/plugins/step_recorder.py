@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from shardscope.attribution.module_names import Models
 from shardscope.attribution.program_records import read_identity
 from shardscope.comm.trace import Trace, trace
-from shardscope.comm.value_sampler import Values
+from shardscope.comm.value_selection import Values
 from shardscope.errors import PluginError, TraceError
 from shardscope.plugins.live_memory import LiveMemory
 from shardscope.plugins.trackers import log_everywhere, warn

@@ -36,7 +36,7 @@ from shardscope.record.ranks import MAX_RANKS, RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
 from shardscope.record.sharding_records import Coverage, OpCoverage, OpVerdict
-from shardscope.record.stream import STREAM_FORMAT
+from shardscope.record.stream_lines import STREAM_FORMAT
 from shardscope.record.text import excerpt
 
 # How many ranks a file of any size may name, and how many more per byte.
@@ -258,8 +258,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
     header = _find_header(data, name)
     if header.format not in (FORMAT, STREAM_FORMAT):
         raise RecordingError(_explain_foreign(name, header))
-    check_schema(header, name)
-    recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
+    is_stream = header.format == STREAM_FORMAT
+    if not is_stream:
+        check_schema(header, name)
+    recording = read_stream(data, name) if is_stream else _decode(data, name)
     check_claims(recording, name, len(data))
     return _upgrade(recording, header.schema)
 

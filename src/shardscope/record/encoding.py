@@ -111,13 +111,13 @@ def read_header(line: bytes) -> FileHeader | None:
         return None
 
 
-def check_schema(header: FileHeader, name: str) -> None:
+def check_schema(header: FileHeader, name: str, *, newest: int = SCHEMA) -> None:
     """Raise RecordingError for a file of a schema that this version does not read."""
     schema = excerpt(str(header.schema))
-    if header.schema > SCHEMA:
+    if header.schema > newest:
         raise RecordingError(
             f"'{name}' was written by a newer shardscope (schema {schema} at $.schema; this "
-            f"version reads up to {SCHEMA}). Upgrade shardscope: pip install --upgrade shardscope."
+            f"version reads up to {newest}). Upgrade shardscope: pip install --upgrade shardscope."
         )
     if header.schema < _OLDEST_SCHEMA:
         raise RecordingError(

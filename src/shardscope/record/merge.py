@@ -205,6 +205,7 @@ _WORLD_FIELDS = (
     "layouts",
     "values",
     "processes",
+    "dropped",
 )
 
 
@@ -401,6 +402,8 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         explanations=tuple(explanation for part in parts for explanation in part.explanations),
         values=tuple(value for part in parts for value in part.values),
         comparisons=tuple(dict.fromkeys(run for part in parts for run in part.comparisons)),
+        processes=tuple(process for part in parts for process in part.processes),
+        dropped=tuple(record for part in parts for record in part.dropped),
         checks=tuple(dict.fromkeys(check for part in parts for check in part.checks)),
         hangs=tuple(dict.fromkeys(hang for part in parts for hang in part.hangs)),
     )

@@ -290,6 +290,22 @@ class RankProcess(Record, frozen=True, kw_only=True, gc=False):
     started_unix_ns: Natural | None = None
 
 
+class DroppedCollectives(Record, frozen=True, kw_only=True, gc=False):
+    """Collectives that a rank issued before the first that is recorded.
+
+    A stream of limited size keeps only the newest. All of one kind in one group are one record;
+    of sends and receives, those with one peer.
+    """
+
+    rank: Rank
+    group: str  # key into Recording.groups
+    kind: CollectiveKind
+    num_collectives: Natural
+    input_bytes: Natural
+    wire_bytes: Natural
+    peer: Rank | None = None  # of sends and receives, the other rank; None where it was any
+
+
 _SINGULARS = {
     "processes": "process",
     "checks": "check",
@@ -333,6 +349,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     processes: tuple[RankProcess, ...] = ()
     checks: tuple[Check, ...] = ()
     hangs: tuple[HangAnalysis, ...] = ()
+    dropped: tuple[DroppedCollectives, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
 

@@ -3,41 +3,49 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right, insort
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import final
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, final
 
 import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
 from shardscope.record.encoding import SharedValues, check_schema, explain_damage, read_header
-from shardscope.record.profile_records import Span, SpanBegin
-from shardscope.record.ranks import compress_ranks, count_ranks, format_ranks
+from shardscope.record.profile_records import Span
+from shardscope.record.ranks import compress_ranks, format_ranks
 from shardscope.record.recording import (
     Collective,
     Finding,
     Gap,
     Group,
     Module,
+    RankProcess,
     Recording,
     RunInfo,
     Stop,
 )
-from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
+from shardscope.record.stream_lines import (
+    STREAM_SCHEMA,
+    StreamEnd,
+    StreamHeader,
+    StreamLine,
+    StreamPart,
+    StreamRepeat,
+)
+from shardscope.record.stream_state import OpenSpans, assign_rank, only_rank
 from shardscope.record.text import excerpt
 from shardscope.record.value_records import ValueSample
 
 # A stream with more damaged lines than this is not ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
 _MAX_NUMBERS = 50  # of damaged lines that are named
-_MAX_OPEN = 20  # phases of a thread, and threads, that are named and kept
 _MAX_RUNS = 100  # lines that say which rank this is; a real stream has one or two
-_HOST = "cpu"
+_MAX_GROUPS = 8  # that the sentence on dropped collectives names
 
-# A line that is not blank: blank lines are skipped in bulk, as there may be millions of them.
-_LINE = re.compile(rb"\S[^\n]*")
+# A line that is not blank: blank lines are skipped in bulk, as there may be millions of them. After
+# a crash of the machine, a file may end in zeros.
+_LINE = re.compile(rb"[^\s\0][^\n]*")
 
 
 def read_stream(data: bytes, name: str) -> Recording:
@@ -57,23 +65,27 @@ def read_stream(data: bytes, name: str) -> Recording:
         reader.read_line(number, line)
         if reader.is_hopeless:
             break
+    reader.finish()
+    rank = only_rank(reader.run)
     return Recording(
         run=reader.run,
         groups=tuple(reader.groups),
         modules=tuple(reader.modules),
-        collectives=tuple(reader.collectives),
+        collectives=reader.make_collectives(),
         findings=tuple(reader.findings),
-        gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(reader.run))),
-        stops=reader.find_stops(_only_rank(reader.run)),
+        gaps=(*reader.gaps, *reader.find_losses(name, rank)),
+        stops=reader.find_stops(rank),
         spans=tuple(reader.spans),
         values=tuple(reader.values),
+        processes=() if reader.run.is_simulated else tuple(reader.processes),
+        dropped=() if reader.first_part is None else reader.first_part.dropped,
     )
 
 
 def _read_run(line: bytes, name: str) -> RunInfo:
     header = read_header(line)
     if header is not None:
-        check_schema(header, name)
+        check_schema(header, name, newest=STREAM_SCHEMA)
     try:
         return msgspec.json.decode(line, type=StreamHeader).run
     except (ValueError, RecursionError) as error:
@@ -91,10 +103,6 @@ def _number_lines(data: bytes, header_end: int) -> Iterator[tuple[int, bytes]]:
         yield number, match.group()
 
 
-def _only_rank(run: RunInfo) -> int | None:
-    return run.ranks[0].first if count_ranks(run.ranks) == 1 else None
-
-
 @final
 class _Reader:
     """Sorts a stream's lines into records and remembers the damaged ones."""
@@ -103,12 +111,17 @@ class _Reader:
         self.run = run
         self.groups: list[Group] = []
         self.modules: list[Module] = []
-        self.collectives: list[Collective] = []
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self.spans: list[Span] = []
         self.values: list[ValueSample] = []
-        self._open_spans = _OpenSpans()
+        self.processes: list[RankProcess] = []
+        self.first_part: StreamPart | None = None
+        # Each with what differs from it, if it is the template of a line that repeats it.
+        self._calls: list[tuple[Collective, StreamRepeat | None]] = []
+        self._templates: dict[int, Collective] = {}
+        self._returned_ns: dict[int, int] = {}  # by order
+        self._open_spans = OpenSpans()
         self._end: StreamEnd | None = None
         self._num_runs = 0
         self._num_damaged = 0
@@ -129,29 +142,49 @@ class _Reader:
         except (ValueError, RecursionError) as error:
             self._remember_damage(number, str(error))
             return
-        if not self._keep(line):
-            self._remember_damage(number, "a record of an unknown kind")
+        reason = self._keep(line)
+        if reason is not None:
+            self._remember_damage(number, reason)
 
-    def _keep(self, line: StreamLine) -> bool:
+    def _keep(self, line: StreamLine) -> str | None:
+        """Add the record of a line; why that is not possible."""
         self._end = None  # a stream may be closed and reopened: only the last end marker counts
-        if line.collective is not None:
+        if line.repeat is not None:
+            template = self._templates.get(line.repeat.template)
+            if template is None:
+                return "it repeats a collective that is not in the stream"
+            self._calls.append((template, line.repeat))
+        elif line.returned is not None:
+            self._returned_ns[line.returned.order] = line.returned.returned_ns
+        elif line.collective is not None:
             self._values.share(line.collective)
-            self.collectives.append(line.collective)
+            self._calls.append((line.collective, None))
+            if line.template is not None:
+                self._templates[line.template] = line.collective
+        elif line.span is not None:
+            self.spans.append(line.span)
+            self._open_spans.end(line.span)
+        elif line.begin is not None:
+            self._open_spans.begin(line.begin)
+        elif line.value is not None:
+            self.values.append(line.value)
         elif line.module is not None:
             self.modules.append(line.module)
-        elif line.group is not None:
+        else:
+            return self._keep_rare(line)
+        return None
+
+    def _keep_rare(self, line: StreamLine) -> str | None:
+        if line.group is not None:
             self.groups.append(line.group)
         elif line.finding is not None:
             self.findings.append(line.finding)
         elif line.gap is not None:
             self.gaps.append(line.gap)
-        elif line.span is not None:
-            self.spans.append(line.span)
-            self._open_spans.end(line.span)
-        elif line.value is not None:
-            self.values.append(line.value)
-        elif line.begin is not None:
-            self._open_spans.begin(line.begin)
+        elif line.process is not None:
+            self.processes.append(line.process)
+        elif line.part is not None:
+            self._begin_part(line.part)
         elif line.run is not None and self._num_runs < _MAX_RUNS:
             self._num_runs += 1
             self._set_run(line.run)
@@ -159,31 +192,53 @@ class _Reader:
             self._end = line.end
             self._open_spans.clear()
         else:
-            return False
-        return True
+            return "a record of an unknown kind"
+        return None
+
+    def _begin_part(self, part: StreamPart) -> None:
+        self._templates.clear()
+        if self.first_part is None:
+            self.first_part = part
+            for begin in part.open_spans:
+                self._open_spans.begin(begin)
 
     def _set_run(self, run: RunInfo) -> None:
         """Set the run, and its rank in records that were written before the rank was known."""
-        old_run, self.run = self.run, run
-        old_rank, new_rank = _only_rank(old_run), _only_rank(run)
-        if old_rank is None or new_rank is None or old_rank == new_rank:
-            return
-        self.gaps[:] = [
-            replace(record, rank=new_rank) if record.rank == old_rank else record
-            for record in self.gaps
-        ]
-        self.spans[:] = [
-            replace(record, rank=new_rank) if record.rank == old_rank else record
-            for record in self.spans
-        ]
-        self.values[:] = [
-            replace(record, rank=new_rank) if record.rank == old_rank else record
-            for record in self.values
-        ]
-        self.modules[:] = [
-            replace(record, ranks=run.ranks) if record.ranks == old_run.ranks else record
-            for record in self.modules
-        ]
+        for records in self._list_ranked():
+            records[:] = assign_rank(records, self.run, run)
+        self.run = run
+
+    def finish(self) -> None:
+        """Drop what a stream of limited size has twice: where it was written, and at its start."""
+        if self.first_part is not None:
+            for records in self._list_lasting():
+                records[:] = dict.fromkeys(records)
+
+    def make_collectives(self) -> tuple[Collective, ...]:
+        """The records of all collectives, in order."""
+        collectives = [self._complete(call, repeat) for call, repeat in self._calls]
+        # Not in order where a signal handler issued one while another was being written.
+        return tuple(sorted(collectives, key=lambda call: call.order))
+
+    def _complete(self, call: Collective, repeat: StreamRepeat | None) -> Collective:
+        if repeat is None:
+            returned_ns = self._returned_ns.get(call.order)
+            return call if returned_ns is None else replace(call, returned_ns=returned_ns)
+        changes: dict[str, Any] = {}
+        if repeat.input_bytes is not None:
+            changes = {
+                "input_bytes": repeat.input_bytes,
+                "output_bytes": repeat.output_bytes or 0,
+                "wire_bytes": repeat.wire_bytes or 0,
+            }
+        return replace(
+            call,
+            order=repeat.order,
+            group_order=repeat.group_order,
+            start_ns=repeat.start_ns,
+            returned_ns=self._returned_ns.get(repeat.order),
+            **changes,
+        )
 
     def _remember_damage(self, number: int, reason: str) -> None:
         self._reason = self._reason or excerpt(reason)
@@ -194,6 +249,8 @@ class _Reader:
     def find_losses(self, name: str, rank: int | None) -> list[Gap]:
         """Gaps for records that are missing or damaged, and for phases that were not left."""
         gaps = []
+        if (fact := self._describe_dropped()) is not None:
+            gaps.append(Gap(place="stream", fact=fact, rank=rank))
         if self._num_damaged:
             place = f"{name}, line {self._format_numbers()}"
             gaps.append(Gap(place=place, fact=self._describe_damage(), rank=rank, is_loss=True))
@@ -241,75 +298,30 @@ class _Reader:
         return 0 if self._end is None else self._end.num_records - self._count()
 
     def _count(self) -> int:
-        kinds = (
-            self.groups,
-            self.modules,
-            self.collectives,
-            self.findings,
-            self.gaps,
-            self.spans,
-            self.values,
-        )
-        return sum(len(records) for records in kinds)
+        num_dropped = 0 if self.first_part is None else self.first_part.num_records
+        num_rolling = len(self._calls) + len(self.spans) + len(self.values)
+        return num_dropped + num_rolling + sum(map(len, self._list_lasting()))
 
+    def _list_ranked(self) -> tuple[list[Any], ...]:
+        return self.gaps, self.spans, self.values, self.modules, self.processes
 
-@final
-class _OpenSpans:
-    """Phases that were entered and not left where a stream stops, such as on a killed rank."""
+    def _list_lasting(self) -> tuple[list[Any], ...]:
+        return self.groups, self.modules, self.findings, self.gaps, self.processes
 
-    def __init__(self) -> None:
-        # Start times by thread and name, sorted: a hostile stream may have very many.
-        self._starts: dict[tuple[str, str], list[int]] = {}
-
-    def begin(self, begin: SpanBegin) -> None:
-        """Add a phase that was entered."""
-        insort(self._starts.setdefault((begin.thread, begin.name), []), begin.start_ns)
-
-    def end(self, span: Span) -> None:
-        """Remove a phase that was left: of those on its thread, the last to begin before it."""
-        key = (span.thread, span.name)
-        starts = self._starts.get(key)
-        if starts is None or span.device != _HOST:
-            return
-        # The first, if all began later: a clock may be set back.
-        del starts[max(0, bisect_right(starts, span.start_ns) - 1)]
-        if not starts:
-            del self._starts[key]
-
-    def clear(self) -> None:
-        """Remove all: the trace was left while they were open, so their ends are not recorded."""
-        self._starts.clear()
-
-    def as_records(self, rank: int) -> tuple[SpanBegin, ...]:
-        """The open phases as records, at most as many as `describe` names."""
-        return tuple(
-            SpanBegin(rank=rank, name=name, start_ns=start_ns, thread=thread)
-            for thread, opened in self._by_thread()[:_MAX_OPEN]
-            for start_ns, name in opened[-_MAX_OPEN:]
-        )
-
-    def describe(self) -> str | None:
-        """A sentence with the open phases by thread, outermost first; None if there are none."""
-        threads = self._by_thread()
-        if not threads:
+    def _describe_dropped(self) -> str | None:
+        part = self.first_part
+        if part is None or not part.num_records:
             return None
-        lines = [_describe_thread(thread, opened) for thread, opened in threads[:_MAX_OPEN]]
-        if len(threads) > _MAX_OPEN:
-            lines.append(f"{len(threads) - _MAX_OPEN:,} more threads")
-        return f"still open where the stream stops, outermost first: {'; '.join(lines)}"
-
-    def _by_thread(self) -> list[tuple[str, list[tuple[int, str]]]]:
-        """Open phases by thread, the main thread first, as sorted pairs of start time and name."""
-        threads: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        for (thread, name), starts in self._starts.items():
-            threads[thread].extend((start_ns, name) for start_ns in starts)
-        return [(thread, sorted(threads[thread])) for thread in sorted(threads)]
-
-
-def _describe_thread(thread: str, opened: Sequence[tuple[int, str]]) -> str:
-    names = [name for _, name in opened]
-    if len(names) > _MAX_OPEN:
-        half = _MAX_OPEN // 2
-        names[half:-half] = [f"… {len(names) - 2 * half:,} more …"]
-    # Without their times, so that ranks that hang in the same place are shown together.
-    return " > ".join(names) + (f" (thread {thread})" if thread else "")
+        num_calls: Counter[str] = Counter()
+        for record in part.dropped:
+            num_calls[record.group] += record.num_collectives
+        counts = [f"{name} {count:,}" for name, count in num_calls.most_common(_MAX_GROUPS)]
+        if len(num_calls) > _MAX_GROUPS:
+            counts.append(f"{len(num_calls) - _MAX_GROUPS:,} more groups")
+        dropped = [f"{num_calls.total():,} collectives ({', '.join(counts)})"] if counts else []
+        dropped += [f"{part.num_spans:,} spans"] if part.num_spans else []
+        dropped += [f"{part.num_values:,} values"] if part.num_values else []
+        return (
+            f"only the newest records were kept: {' and '.join(dropped)} before them were dropped, "
+            "as the size of the stream was limited"
+        )

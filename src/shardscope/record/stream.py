@@ -1,74 +1,38 @@
 """Writes a recording line by line during the run, so that a killed rank leaves one.
 
-`StreamWriter` appends the lines; `RankStream` also names the file, once the rank is known.
-`replay.py` reads it back.
+`StreamWriter` writes the lines of `stream_lines.py` to an `AppendFile`; `rank_stream.py` also names
+the file, once the rank is known. `replay.py` reads it back.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import select
 import threading
-from collections.abc import Iterable
-from pathlib import Path
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
 from typing import final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from shardscope.errors import OutputError
+from shardscope.record.append_file import AppendFile, explain_unwritable
 from shardscope.record.encoding import encode_json
-from shardscope.record.files import (
-    check_output,
-    explain_existing,
-    move_file,
-    name_for_rank,
-    open_special,
-)
 from shardscope.record.profile_records import Span, SpanBegin
-from shardscope.record.ranks import Natural
-from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
+from shardscope.record.recording import (
+    Collective,
+    Finding,
+    Gap,
+    Group,
+    Module,
+    RankProcess,
+    RunInfo,
+)
+from shardscope.record.stream_lines import StreamEnd, StreamHeader, StreamRecord
+from shardscope.record.stream_state import StreamState, Tally
 from shardscope.record.value_records import ValueSample
-
-STREAM_FORMAT = "shardscope.stream"
-_MAX_WAIT_MS = 1_000  # for the reader of a pipe to make room
-
-StreamRecord = Group | Module | Collective | Finding | Gap | Span | ValueSample
-
-
-class StreamHeader(Struct, frozen=True, kw_only=True):
-    """The first line."""
-
-    format: str = STREAM_FORMAT
-    schema: int = SCHEMA
-    run: RunInfo
-
-
-class StreamEnd(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last line's content: the trace was left after so many records.
-
-    `error` is the type and the first line of the exception that it was left with, if any.
-    """
-
-    num_records: Natural
-    error: str | None = None
-
-
-class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Any line after the first: exactly one of these fields is set."""
-
-    group: Group | None = None
-    module: Module | None = None
-    collective: Collective | None = None
-    finding: Finding | None = None
-    gap: Gap | None = None
-    begin: SpanBegin | None = None
-    span: Span | None = None
-    value: ValueSample | None = None
-    run: RunInfo | None = None  # instead of the header's: what came before is this rank's too
-    end: StreamEnd | None = None
-
 
 _KEYS: dict[type[StreamRecord], str] = {
     Group: "group",
@@ -76,9 +40,31 @@ _KEYS: dict[type[StreamRecord], str] = {
     Collective: "collective",
     Finding: "finding",
     Gap: "gap",
+    RankProcess: "process",
     Span: "span",
     ValueSample: "value",
 }
+
+
+@final
+class CallTemplate:
+    """A collective that others repeat.
+
+    In each part of the stream, the first of them is written in full, with a number, and later ones
+    as short lines with that number.
+    """
+
+    __slots__ = ("num_bytes", "number", "part", "positions", "record", "tally")
+
+    def __init__(self, record: Collective) -> None:
+        self.record = record
+        # From here on set by the writer.
+        self.number = -1
+        self.part: object = None  # in which it was written last
+        # Of input, output and traffic, in the line that has it in full.
+        self.num_bytes: tuple[int, int, int] | None = None
+        self.positions: Iterator[int] = iter(())  # of the collectives of its group
+        self.tally = Tally()
 
 
 @final
@@ -87,56 +73,173 @@ class StreamWriter:
 
     Only the constructor raises, if the file cannot be opened or not even its first line written. A
     write that fails later must not end a training run: the writer remembers why in `failure` and
-    writes no more. If the run closes our descriptor, as programs do that close all of them, the
-    file is opened again, and the file that has the number by then is left alone.
+    writes no more.
+
+    With `max_bytes`, only the newest lines are kept, at least half as many bytes: the stream
+    consists of two parts, and when the newer is full, a file with that and what later lines need
+    takes the place of the old one.
     """
 
-    def __init__(self, path: str | os.PathLike[str], run: RunInfo, *, force: bool = False) -> None:
-        self.path = os.path.abspath(path)  # the run may change its directory
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        run: RunInfo,
+        *,
+        force: bool = False,
+        max_bytes: int | None = None,
+    ) -> None:
         self.failure: str | None = None
+        self.is_own = True  # this process opened it: a forked process has a copy, but not this rank
+        self._file = AppendFile(os.path.abspath(path), force=force)  # the run may change its folder
         self._lock = threading.RLock()  # a signal handler may record while we write
-        self._pid = os.getpid()
-        self._num_records = 0
-        self._file: int | None = _open(self.path, force=force)
-        self._identity = _identify(self._file)
-        if not self._write_line(StreamHeader(run=run)):
+        self._is_blocked = False  # closed, failed, of another process, or replacing its file
+        self._num_records = self._num_calls = 0
+        self._numbers = itertools.count()  # of templates
+        self._positions: dict[str, Iterator[int]] = {}  # of collectives, by group
+        self._returns = b""  # lines that are written with the next
+        self._state = StreamState(run)
+        self._part: object = object()  # identifies the current part
+        self._part_run = run  # when the current part began
+        # What is not a file, such as a pipe, keeps nothing that could be dropped.
+        self._is_limited = max_bytes is not None and self._file.is_regular
+        self._part_bytes = (max_bytes or 0) // 2
+        self._part_start = 0
+        self._part_end = inf
+        self._is_accounting = self._is_rotating = False
+        self._delayed: list[bytes] = []  # lines of a signal handler that runs in between
+        self._write_line(StreamHeader(run=run))
+        if self._is_limited:
+            self._part_start = self._file.num_bytes
+            self._part_end = self._part_start + self._part_bytes
+            self._write_line({"part": self._state.describe()})
+        if self.failure is not None:
             self.close()
-            reason = (self.failure or "").rpartition(": ")[2]
-            raise OutputError(_explain_stream(self.path, reason))
+            raise OutputError(explain_unwritable(self.path, self.failure.rpartition(": ")[2]))
+        _writers.add(self)
 
     @property
-    def is_own(self) -> bool:
-        """Whether this process opened it: a forked process has a copy but is not this rank."""
-        return os.getpid() == self._pid
+    def path(self) -> str:
+        """The file as it is named now."""
+        return self._file.path
 
     def write(self, record: StreamRecord) -> None:
         """Append one record; safe from any thread, silent after `close` or a failure."""
-        with self._lock:
+        with self._lock, self._accounting():
             if self._write_line({_KEYS[type(record)]: record}):
                 self._num_records += 1
+                if self._is_limited:
+                    self._state.add(record)
+
+    def write_call(
+        self, template: CallTemplate, start_ns: int | None, num_bytes: tuple[int, int, int]
+    ) -> tuple[int, int]:
+        """Append a collective that is as `template`, but for what is passed besides.
+
+        Returns its position among all collectives, and that among those of its group.
+        """
+        with self._lock:
+            is_outermost, self._is_accounting = not self._is_accounting, True
+            try:
+                order, self._num_calls = self._num_calls, self._num_calls + 1
+                if template.part is not self._part:
+                    self._prepare(template)
+                group_order = next(template.positions)
+                if num_bytes != template.num_bytes:
+                    is_written = self._write_sizes(
+                        template, order, group_order, start_ns, num_bytes
+                    )
+                elif start_ns is None:
+                    is_written = self._append(
+                        b'{"repeat":[%d,%d,%d]}\n' % (template.number, order, group_order)
+                    )
+                else:
+                    is_written = self._append(
+                        b'{"repeat":[%d,%d,%d,%d]}\n'
+                        % (template.number, order, group_order, start_ns)
+                    )
+                if is_written:
+                    self._num_records += 1
+                    if self._is_limited:
+                        template.tally.add(num_bytes)
+            finally:
+                if is_outermost:
+                    self._is_accounting = False
+            if is_outermost and self._file.num_bytes >= self._part_end:
+                self._rotate()
+        return order, group_order
+
+    def _prepare(self, template: CallTemplate) -> None:
+        """Let the next line of a template be the first of this part, which has it in full."""
+        record = template.record
+        template.positions = self._positions.setdefault(record.group, itertools.count())
+        template.tally = self._state.tally(record)
+        template.num_bytes = None
+        if template.number < 0:
+            template.number = next(self._numbers)
+
+    def _write_sizes(
+        self,
+        template: CallTemplate,
+        order: int,
+        group_order: int,
+        start_ns: int | None,
+        num_bytes: tuple[int, int, int],
+    ) -> bool:
+        """Append a collective of other sizes than the part has in full, or the first."""
+        if template.num_bytes is not None:
+            numbers = [template.number, order, group_order, start_ns]
+            return self._write_line({"repeat": [*numbers, *num_bytes]})
+        input_bytes, output_bytes, wire_bytes = num_bytes
+        record = replace(
+            template.record,
+            order=order,
+            group_order=group_order,
+            start_ns=start_ns,
+            input_bytes=input_bytes,
+            output_bytes=output_bytes,
+            wire_bytes=wire_bytes,
+        )
+        part = self._part
+        is_written = self._write_line({"collective": record, "template": template.number})
+        if is_written:
+            template.part, template.num_bytes = part, num_bytes
+        return is_written
+
+    def write_returned(self, order: int, returned_ns: int, *, is_urgent: bool) -> None:
+        """Append when the call of a collective returned: with the next line, or now if urgent."""
+        with self._lock:
+            if not self._is_blocked:
+                self._returns += b'{"returned":[%d,%d]}\n' % (order, returned_ns)
+                if is_urgent:
+                    self._append(b"")
 
     def write_begin(self, begin: SpanBegin) -> None:
         """Append the beginning of a phase; its span is written when the phase is left."""
-        with self._lock:
-            self._write_line({"begin": begin})
+        with self._lock, self._accounting():
+            if self._write_line({"begin": begin}) and self._is_limited:
+                self._state.begin(begin)
 
     def write_run(self, run: RunInfo) -> None:
         """Append a run that replaces the header's, for earlier records too."""
-        with self._lock:
+        with self._lock, self._accounting():
             self._write_line({"run": run})
+            self._state.set_run(run)
 
     def move(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Rename the file and continue; raises OutputError if that is not possible."""
         with self._lock:
             if self.is_own:
-                move_file(self.path, path, force=force)
-                self.path = os.path.abspath(path)
+                self._file.move(os.path.abspath(path), force=force)
 
     def reopen(self) -> None:
         """Continue after `close`: records after an end marker make that marker void."""
         with self._lock:
-            if self._file is None and self.failure is None and self.is_own:
-                self._open_again()
+            if not self._file.is_open and self.failure is None and self.is_own:
+                try:
+                    self._file.reopen()
+                    self._is_blocked = False
+                except OSError as error:
+                    self._fail(error)
 
     def close(self, error: str | None = None) -> None:
         """Append the end marker and close the file; closing twice is fine.
@@ -145,189 +248,91 @@ class StreamWriter:
         """
         with self._lock:
             self._write_line({"end": StreamEnd(num_records=self._num_records, error=error)})
-            if self._has_descriptor() and self.is_own:
-                assert self._file is not None
-                os.close(self._file)
-            self._file = None
+            self._is_blocked = True
+            if self.is_own:
+                self._file.close()
+
+    def leave(self) -> None:
+        """Write nothing in this process, which was forked from the stream's own."""
+        self.is_own, self._is_blocked = False, True
+        self._lock = threading.RLock()  # a thread of the other process may have it
+
+    # ── Lines ────────────────────────────────────────────────────────────────────────────────
 
     def _write_line(self, line: object) -> bool:
-        if self._file is None or self.failure is not None or not self.is_own:
-            return False
         try:
-            if not self._has_descriptor() and not self._open_again():
-                return False
-            _write_all(self._file, encode_json(line) + b"\n")
-        except (OSError, ValueError, TypeError, OverflowError) as error:
+            return self._append(encode_json(line) + b"\n")
+        except (ValueError, TypeError, OverflowError) as error:
             self._fail(error)
             return False
-        return True
 
-    def _has_descriptor(self) -> bool:
-        """Whether the descriptor is still that of the file that we opened."""
+    def _append(self, line: bytes) -> bool:
+        """Write a line; False if the stream is closed or has failed, or is another process's."""
+        if self._is_blocked:
+            if self._is_rotating:  # this is a signal handler
+                self._delayed.append(line)
+            return self._is_rotating
+        returns, self._returns = self._returns, b""
         try:
-            return self._file is not None and _identify(self._file) == self._identity
-        except OSError:
-            return False
-
-    def _open_again(self) -> bool:
-        """Open the file again to append to it; fails if another file has its name now."""
-        self._file = None
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+            self._file.append(returns + line)
         except OSError as error:
             self._fail(error)
             return False
-        if _identify(descriptor) != self._identity:
-            os.close(descriptor)
-            self._fail(OSError(errno.ESTALE, "another file now has its name"))
-            return False
-        self._file = descriptor
         return True
 
     def _fail(self, error: Exception) -> None:
+        self._is_blocked = True
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         self.failure = f"stream '{self.path}' stops after {self._num_records} records: {reason}"
 
+    # ── Parts ────────────────────────────────────────────────────────────────────────────────
 
-def _open(path: str, *, force: bool) -> int:
-    if path.lower().endswith(".gz"):
-        raise OutputError(
-            f"the stream '{path}' would not be compressed: each line is written as it comes. Leave "
-            f".gz out of its name; merging can write a compressed recording."
-        )
-    check_output(path, force=force)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NONBLOCK
-    exists = os.path.exists(path)
-    if not force and not exists:
-        flags |= os.O_EXCL  # of two ranks that have the same name, the second is refused
-    try:
-        if exists and not os.path.isfile(path):
-            return open_special(path)
-        return os.open(path, flags, 0o666)
-    except FileExistsError as error:
-        raise OutputError(explain_existing(path)) from error
-    except OSError as error:
-        raise OutputError(_explain_stream(path, error.strerror or str(error))) from error
+    @contextmanager
+    def _accounting(self) -> Iterator[None]:
+        """Let the state be that of the lines, then begin a new part if the current one is full.
 
-
-def _explain_stream(path: str, reason: str) -> str:
-    return (
-        f"cannot write the stream '{path}': {reason}. Choose a writable location with free space."
-    )
-
-
-def _identify(descriptor: int) -> tuple[int, int]:
-    """The device and inode of a file, which identify it."""
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all data; raises BlockingIOError if a pipe stays full, as the run must not wait."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            poller = select.poll()
-            poller.register(descriptor, select.POLLOUT)
-            if not poller.poll(_MAX_WAIT_MS):
-                raise
-
-
-@final
-class RankStream:
-    """Writes to a path in which `{rank}` is "pid" and the process id until the rank is known.
-
-    The rank is known once a world is initialized, which may never happen; events before that are
-    written too. Until then, the process id keeps the files of different ranks apart.
-    """
-
-    def __init__(self, path: str | Path, run: RunInfo, *, force: bool, is_rank_known: bool) -> None:
-        self._path = os.path.abspath(path)  # the run may change the working directory
-        self._force = force
-        self._run = run
-        is_named = is_rank_known or "{rank}" not in self._path
-        self._writer = self._open() if is_named else self._open_unnamed()
-
-    @property
-    def failure(self) -> str | None:
-        """Why writing failed; None while it works."""
-        return self._writer.failure
-
-    def write(self, record: StreamRecord) -> None:
-        """Append one record."""
-        self._writer.write(record)
-
-    def write_begin(self, begin: SpanBegin) -> None:
-        """Append that a span has begun."""
-        self._writer.write_begin(begin)
-
-    def set_run(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
-        """Set the run, also for what was written already; OutputError if the file name is in use.
-
-        `early` are the records that a process forked from the traced one writes again.
+        In between, a signal handler may write lines of its own, and begins no part.
         """
-        if not self._writer.is_own:
-            self._open_forked(run, early)
-        self.describe_run(run)
-        self.rename()
-
-    def describe_run(self, run: RunInfo) -> None:
-        """Update the run, whose rank is unchanged."""
-        if run != self._run:
-            self._writer.write_run(run)
-        self._run = run
-
-    def rename(self) -> None:
-        """Rename the file for the rank; on OutputError it keeps its name."""
-        path = self._named()
-        if not self._writer.is_own or path == self._writer.path:
-            return
+        is_outermost, self._is_accounting = not self._is_accounting, True
         try:
-            self._writer.move(path, force=self._force)
-        except OutputError as error:
-            raise OutputError(f"{error} The stream stays in '{self._writer.path}'.") from error
+            yield
+        finally:
+            if is_outermost:
+                self._is_accounting = False
+        if is_outermost and self._file.num_bytes >= self._part_end:
+            self._rotate()
 
-    def reopen(self) -> None:
-        """Continue after `close`."""
-        self._writer.reopen()
-
-    def close(self, error: str | None = None) -> None:
-        """End the stream, with the `error` that ended the trace, if any."""
-        self._writer.close(error)
-
-    def _named(self) -> str:
-        return str(name_for_rank(self._path, self._run.ranks[0].first))
-
-    def _open(self) -> StreamWriter:
-        return StreamWriter(self._named(), self._run, force=self._force)
-
-    def _open_unnamed(self) -> StreamWriter:
-        for number in itertools.count():  # processes on other machines may have the same id
-            process = f"pid{os.getpid()}" + (f"-{number}" if number else "")
-            path = self._unnamed_path(process)
-            try:
-                return StreamWriter(path, self._run)
-            except OutputError:
-                if not os.path.isfile(path):
-                    raise
-        raise AssertionError("numbers do not end")
-
-    def _unnamed_path(self, process: str) -> str:
-        folder, name = os.path.split(self._path)
-        if "{rank}" in folder:  # no folder per process
-            folder, name = os.path.dirname(folder[: folder.index("{rank}")]), f"{{rank}}-{name}"
-        return os.path.join(folder, name.replace("{rank}", process))
-
-    def _open_forked(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
-        """Open a file for this forked process: the current one is the parent's."""
-        parents, self._run = self._writer.path, run
-        if self._named() == parents:
-            raise OutputError(
-                f"'{parents}' is the stream of the process that this one was forked from. "
-                "Put {rank} into the name, so that each rank has its own."
+    def _rotate(self) -> None:
+        """Replace the file by one with what later lines need and its newer part; begin a part."""
+        if self._is_blocked:
+            return
+        self._is_blocked = self._is_rotating = True
+        try:
+            start = [encode_json(StreamHeader(run=self._part_run))]
+            start += (
+                encode_json({_KEYS[type(lasting)]: lasting}) for lasting in self._state.lasting
             )
-        self._writer = self._open()
-        for record in early:
-            self._writer.write(record)
+            end = encode_json({"part": self._state.describe()}) + b"\n"
+            self._file.replace(b"\n".join(start) + b"\n", self._part_start, end)
+            self._part, self._part_run = object(), self._state.run
+            self._part_start = self._file.num_bytes - len(end)
+            self._part_end = self._part_start + self._part_bytes
+        except (OSError, ValueError, TypeError, OverflowError) as error:
+            self._fail(error)
+        finally:
+            self._is_rotating = False
+            self._is_blocked = self.failure is not None
+        delayed, self._delayed = self._delayed, []
+        for line in delayed:
+            self._append(line)
+
+
+_writers: weakref.WeakSet[StreamWriter] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for writer in _writers:
+        writer.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

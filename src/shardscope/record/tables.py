@@ -85,6 +85,7 @@ _PATHS = {
     "gaps": "gaps",
     "stops": "stops",
     "open_spans": "stops.open_spans",
+    "dropped": "dropped",
     "spans": "spans",
     "memory": "memory",
     "memory_uses": "memory.at_peak",

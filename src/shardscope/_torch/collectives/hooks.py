@@ -8,9 +8,10 @@ passes.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, final
 
@@ -28,6 +29,7 @@ from shardscope._torch.collectives.events import (
     Observer,
     is_tracing,
     issue,
+    report_wait,
 )
 from shardscope._torch.collectives.schema import BATCH, OPS, UNREAD, OpLayout, unread_ops
 from shardscope._torch.collectives.unobserved import find_unobserved_calls
@@ -56,7 +58,7 @@ _is_excluded = find_name("torch._C._dispatch_tls_is_dispatch_key_excluded", _NEE
 _is_included = find_name("torch._C._dispatch_tls_is_dispatch_key_included", _NEED)
 _included_keys = find_name("torch._C._dispatch_tls_local_include_set", _NEED)
 _excluded_keys = find_name("torch._C._dispatch_tls_local_exclude_set", _NEED)
-_exclude = find_name("torch._C._ExcludeDispatchKeyGuard", _NEED)
+_set_excluded = find_name("torch._C._dispatch_tls_set_dispatch_key_excluded", _NEED)
 _force = find_name("torch._C._ForceDispatchKeyGuard", _NEED)
 _NEEDED = (
     _PYTHON,
@@ -68,28 +70,45 @@ _NEEDED = (
     _is_included,
     _included_keys,
     _excluded_keys,
-    _exclude,
+    _set_excluded,
     _force,
 )
 _HAS_ALL = not any(map(is_missing, _NEEDED))
 _KEYS, _REST = (_make_keys(_KEY), _keys_after(_KEY)) if _HAS_ALL else (None, None)
 
 
-def bypass_hook_key() -> Any:
-    """A context in which collectives of this thread skip the kernel hooks."""
-    return _exclude(_KEYS) if _HAS_ALL else nullcontext()
-
-
 @contextmanager
-def force_hook_key() -> Iterator[None]:
+def bypass_hook_key() -> Iterator[None]:
+    """A context in which collectives of this thread skip the kernel hooks.
+
+    Hooks that are called for every collective do the same without a context, which is faster.
+    """
+    if not _HAS_ALL:
+        yield
+        return
+    was_excluded = _is_excluded(_KEY)
+    _set_excluded(_KEY, True)
+    try:
+        yield
+    finally:
+        _set_excluded(_KEY, was_excluded)
+
+
+_UNCHANGED = nullcontext()
+
+
+def force_hook_key() -> AbstractContextManager[None]:
     """Include the hook key, so that collectives of this thread reach the kernel hooks.
 
     Without it, collectives on inference tensors and those issued by dispatch modes or tensor
     subclasses would skip the hooks.
     """
-    if not _HAS_ALL or (_is_included(_KEY) and not _is_excluded(_KEY)):
-        yield
-        return
+    is_reached = not _HAS_ALL or (_is_included(_KEY) and not _is_excluded(_KEY))
+    return _UNCHANGED if is_reached else _including_hook_key()
+
+
+@contextmanager
+def _including_hook_key() -> Iterator[None]:
     included = _included_keys() | _KEYS
     excluded = _excluded_keys() - _KEYS
     before, REENTRANCY.is_forced = REENTRANCY.is_forced, True
@@ -117,19 +136,30 @@ def kernel_hooks() -> Iterator[None]:
         destroy()
 
 
+_ASYNC_OP = "async_op"  # the argument of c10d's ops that says whether the caller goes on at once
+
+
 def _make_hook(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]:
     # Not a kernel's call_boxed: it holds the GIL, for which a thread of gloo may be waiting.
     redispatch = overload.redispatch
+    names = [argument.name for argument in overload._schema.arguments]
+    async_op = names.index(_ASYNC_OP) if _ASYNC_OP in names else None
+    has_work = bool(overload._schema.returns)
 
     def call(keyset: Any, *args: Any) -> Any:
-        # If the hook key was forced, exclude it again before redispatching.
-        with bypass_hook_key() if REENTRANCY.is_forced else nullcontext():
+        if not REENTRANCY.is_forced:
+            return redispatch(keyset & _REST, *args)
+        with bypass_hook_key():  # the hook key was forced: exclude it again
             return redispatch(keyset & _REST, *args)
 
     def hook(keyset: Any, *args: Any) -> Any:
         if REENTRANCY.depth or _is_not_issued(keyset, args):
             return call(keyset, *args)
-        return issue(CollectiveEvent(op, layout, args), call, (keyset, *args), {})
+        is_async = None if has_work else True
+        if async_op is not None:  # torch omits trailing arguments that have their default value
+            is_async = async_op >= len(args) or bool(args[async_op])
+        event = CollectiveEvent(op, layout, args, is_async=is_async)
+        return issue(event, call, (keyset, *args), {})
 
     for function in (call, hook):
         skip_dynamo(function.__code__)
@@ -235,8 +265,14 @@ class _OpHook:
 
     def call_bypassing(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op without reaching the hook of c10d's kernels."""
-        with bypass_hook_key():
+        if not _HAS_ALL:
             return self.call(*args, **kwargs)
+        was_excluded = _is_excluded(_KEY)
+        _set_excluded(_KEY, True)
+        try:
+            return self.call(*args, **kwargs)
+        finally:
+            _set_excluded(_KEY, was_excluded)
 
     def _read_event(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CollectiveEvent:
         """The event of a call of the op."""
@@ -312,6 +348,7 @@ def method_hooks() -> Iterator[None]:
         for name in _FORCED_METHODS:
             _replace(stack, dist.ProcessGroup, name, _wrap_forcing)
         _replace(stack, dist, "_broadcast_coalesced", _wrap_forcing)
+        _replace(stack, dist.Work, "wait", _wrap_wait)
         # One-sided: transfers through a window reach no hook.
         _replace(stack, dist.ProcessGroup, "new_window", _wrap_unread("c10d.new_window"))
         for place, owner, names in find_unobserved_calls():
@@ -352,6 +389,18 @@ def _wrap_forcing(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
+def _wrap_wait(method: Callable[..., Any]) -> Callable[..., Any]:
+    # pybind11 knows by its name that a class derived from Work has not overridden the method.
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(work, *args, **kwargs)
+        if REENTRANCY.unfinished:
+            report_wait(sys._getframe(1).f_code)
+        return result
+
+    skip_dynamo(wait.__code__)
+    return wait
+
+
 def _wrap_observed(op: str, *, reduces: bool) -> Callable[[Any], Callable[..., Any]]:
     layout, name = OPS["c10d"][op], f"c10d.{op}"
     num_tensors = max(layout.inputs or 0, layout.outputs or 0) + 1
@@ -360,8 +409,14 @@ def _wrap_observed(op: str, *, reduces: bool) -> Callable[[Any], Callable[..., A
         call_forcing = _wrap_forcing(method)
 
         def call(*args: Any) -> Any:
-            with bypass_hook_key():
+            if not _HAS_ALL:
                 return method(*args)
+            was_excluded = _is_excluded(_KEY)
+            _set_excluded(_KEY, True)
+            try:
+                return method(*args)
+            finally:
+                _set_excluded(_KEY, was_excluded)
 
         def hook(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             _, transforms = OBSERVERS.current
@@ -372,7 +427,8 @@ def _wrap_observed(op: str, *, reduces: bool) -> Callable[[Any], Callable[..., A
                 return call_forcing(group, *args, **kwargs)
             *tensors, options = args
             reduction = (options.reduceOp,) if reduces else ()
-            event = CollectiveEvent(name, layout, (*tensors, group, *reduction))
+            is_async = getattr(options, "asyncOp", None)
+            event = CollectiveEvent(name, layout, (*tensors, group, *reduction), is_async=is_async)
             return issue(event, call, (group, *args), {})
 
         for function in (call, hook):

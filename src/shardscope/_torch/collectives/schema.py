@@ -282,10 +282,23 @@ _RED_OP_TYPES: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
 _REDUCE_OPS = {int(op): name.lower() for name, op in _RED_OP_TYPES.items()}
 
 
+# By the id of torch's own constants, which live as long as torch.
+_REDUCE_CONSTANTS = {id(op): name.lower() for name, op in _RED_OP_TYPES.items()}
+# Comparing is much faster than reading the number of an op.
+_USUAL_REDUCTIONS = [(_RED_OP_TYPES[name], name.lower()) for name in ("SUM", "AVG")]
+
+
 def reduce_op_name(value: Any) -> str | None:
     """`sum`, `avg`, … for a reduction in any of the forms that ops and Python functions take."""
+    name = _REDUCE_CONSTANTS.get(id(value))
+    if name is not None:
+        return name
     if value is None or isinstance(value, str):
         return value and value.lower()
+    if type(value) is dist.ReduceOp:
+        for op, op_name in _USUAL_REDUCTIONS:
+            if value == op:
+                return op_name
     if isinstance(value, torch.ScriptObject):
         return _REDUCE_OPS.get(int(value.op()), "unknown")
     return _REDUCE_OPS.get(int(getattr(value, "op", value)), "unknown")

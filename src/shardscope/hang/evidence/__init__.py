@@ -7,11 +7,13 @@ says. The readers fill these, and the analysis compares them. Imports only `reco
 from __future__ import annotations
 
 from shardscope.hang.evidence.calls import (
+    TRANSFERS,
     CallColumns,
     CallSignature,
     CallSite,
     CallState,
     ColumnBuilder,
+    count_dropped,
     view_integers,
     view_numbers,
 )
@@ -30,6 +32,7 @@ from shardscope.hang.evidence.facts import (
 from shardscope.hang.evidence.last_activity import find_last_activity
 
 __all__ = [
+    "TRANSFERS",
     "CallColumns",
     "CallSignature",
     "CallSite",
@@ -45,6 +48,7 @@ __all__ = [
     "RankEvent",
     "RankEvidence",
     "ThreadStack",
+    "count_dropped",
     "find_last_activity",
     "view_integers",
     "view_numbers",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, final
 
 from msgspec import Struct
 
 from shardscope.record.base import CollectiveKind, Phase, Source
+from shardscope.record.recording import DroppedCollectives
 
+TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
 _INTEGER: Final = "q"  # type codes of arrays
 _NUMBER: Final = "I"
 
@@ -63,7 +66,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     the rank. Times are nanoseconds, 0 where not known. Columns of integers are bytes, which
     `view_integers` and `view_numbers` read. `num_issued` and `num_done` are positions that may be
     outside of the columns; `num_done` is None if completion is not recorded.
-    `num_transfers` of the calls are sends and receives.
+    `num_transfers` of the calls are sends and receives. `dropped` counts calls before those listed.
     """
 
     group: int
@@ -79,6 +82,7 @@ class CallColumns(Struct, frozen=True, gc=False):
     num_issued: int
     num_done: int | None = None
     num_transfers: int = 0
+    dropped: tuple[DroppedCollectives, ...] = ()
 
     def __len__(self) -> int:
         return len(self.states)
@@ -92,6 +96,24 @@ def view_integers(column: bytes) -> memoryview[int]:
 def view_numbers(column: bytes) -> memoryview[int]:
     """A column of indices."""
     return memoryview(column).cast(_NUMBER)
+
+
+def count_dropped(
+    dropped: Iterable[DroppedCollectives],
+) -> tuple[dict[tuple[CollectiveKind, int | None], int], int]:
+    """How many calls of a rank in a group came before those that its stream has kept.
+
+    Returns those of sends and receives, by kind and peer, and that of all others.
+    """
+    transfers: dict[tuple[CollectiveKind, int | None], int] = {}
+    num_collectives = 0
+    for record in dropped:
+        if record.kind in TRANSFERS:
+            key = record.kind, record.peer
+            transfers[key] = transfers.get(key, 0) + record.num_collectives
+        else:
+            num_collectives += record.num_collectives
+    return transfers, num_collectives
 
 
 @final
@@ -108,6 +130,7 @@ class ColumnBuilder:
         self._num_transfers = 0
         self.num_issued = 0
         self.num_done: int | None = None
+        self.dropped: tuple[DroppedCollectives, ...] = ()
 
     def add(
         self,
@@ -189,4 +212,5 @@ class ColumnBuilder:
             self.num_issued,
             self.num_done,
             self._num_transfers,
+            self.dropped,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import final
 
 from shardscope.hang.evidence import (
+    TRANSFERS,
     CallColumns,
     CallSignature,
     CallSite,
@@ -15,15 +16,21 @@ from shardscope.hang.evidence import (
     FileReport,
     GroupFact,
     RankEvidence,
+    count_dropped,
     find_last_activity,
 )
 from shardscope.record.base import CollectiveKind
 from shardscope.record.codec import load
 from shardscope.record.ranks import count_ranks, expand_ranks
-from shardscope.record.recording import Call, Collective, Gap, Group, RankProcess, Recording
-
-_TRANSFERS = (CollectiveKind.SEND, CollectiveKind.RECV)
-_BLOCKING_BACKENDS = ("gloo", "mpi")
+from shardscope.record.recording import (
+    Call,
+    Collective,
+    DroppedCollectives,
+    Gap,
+    Group,
+    RankProcess,
+    Recording,
+)
 
 
 def read_recording(path: str, *, is_stream: bool) -> FileReport:
@@ -74,7 +81,10 @@ class _RankReader:
         own = [group for group in recording.groups if _has_rank(group, rank)]
         self._groups = {group.name: index for index, group in enumerate(own)}
         self._facts = [_describe_group(group) for group in own]
-        self._blocking = {group.name for group in own if group.backend in _BLOCKING_BACKENDS}
+        self._dropped: defaultdict[str, list[DroppedCollectives]] = defaultdict(list)
+        for record in recording.dropped:
+            if record.rank == rank:
+                self._dropped[record.group].append(record)
 
     def read(self, calls: list[Collective]) -> RankEvidence:
         """The evidence of the rank."""
@@ -91,8 +101,8 @@ class _RankReader:
             group_columns, has_all = self._read_group(group, own, start_ns)
             columns.append(group_columns)
             is_complete = is_complete and has_all
-        silent = set(range(len(self._facts))) - {group.group for group in columns}
-        columns.extend(ColumnBuilder(group).build() for group in sorted(silent))
+        silent = set(self._groups.values()) - {group.group for group in columns}
+        columns.extend(self._read_group(group, [], start_ns)[0] for group in sorted(silent))
         stop = next((stop for stop in recording.stops if stop.rank == rank), None)
         losses = [gap for gap in recording.gaps if gap.is_loss and gap.rank in (rank, None)]
         is_lossy = bool(losses) and not (stop is not None and stop.is_gapless)
@@ -108,6 +118,7 @@ class _RankReader:
             signatures=tuple(self._signatures),
             sites=tuple(self._sites),
             columns=tuple(columns),
+            is_wrapped=bool(self._dropped),
             is_complete=is_complete and not is_lossy,
             is_finished=stop is None and not is_lossy,
             has_sites=True,
@@ -134,20 +145,25 @@ class _RankReader:
     ) -> tuple[CallColumns, bool]:
         """The columns of a group, and whether no call before the last is missing."""
         builder = ColumnBuilder(group)
+        builder.dropped = tuple(self._dropped.get(self._facts[group].label, ()))
         is_complete = True
-        position, num_transfers = -1, 0
-        has_transfers = any(call.kind in _TRANSFERS for call in calls)
-        is_blocking = calls[0].group in self._blocking
-        for index, call in enumerate(sorted(calls, key=lambda call: call.group_order)):
+        transfers, builder.num_issued = count_dropped(builder.dropped)
+        num_transfers = sum(transfers.values())
+        position = builder.num_issued + num_transfers - 1
+        has_transfers = any(call.kind in TRANSFERS for call in calls)
+        in_order = sorted(calls, key=lambda call: call.group_order)
+        for expected, call in enumerate(in_order, position + 1):
             position = max(position + 1, call.group_order)
-            if position > index:
+            if position > expected:
                 is_complete = False
                 if has_transfers:
                     break  # missing calls may be of either kind, so later positions are unknown
             signature = self._signatures.setdefault(_make_signature(call), len(self._signatures))
             site = self._sites.setdefault(_make_site(call), len(self._sites))
-            times = _find_times(call, start_ns, is_blocking=is_blocking)
-            if call.kind in _TRANSFERS:
+            # When a call has returned does not say whether it was asynchronous, so not that it is
+            # done.
+            times = (0 if call.start_ns is None else call.start_ns + start_ns, 0, 0, 0)
+            if call.kind in TRANSFERS:
                 num_transfers += 1
                 builder.add_transfer(call.order, signature, site, 0, times)
             else:
@@ -189,13 +205,3 @@ def _make_signature(call: Collective) -> CallSignature:
 def _make_site(call: Collective) -> CallSite:
     api = call.cause.api if isinstance(call.cause, Call) else ""
     return CallSite(call.source, True, call.owner, call.phase, api, call.thread)
-
-
-def _find_times(call: Collective, start_ns: int, *, is_blocking: bool) -> tuple[int, int, int, int]:
-    if call.start_ns is None:
-        return 0, 0, 0, 0
-    created = call.start_ns + start_ns
-    if call.returned_ns is None or not is_blocking:
-        return created, 0, 0, 0
-    returned = call.returned_ns + start_ns
-    return created, created, returned, max(0, returned - created)
