@@ -13,7 +13,7 @@ from page_blocks import PAGES, ROOT, Block, read_blocks, read_comments
 from warm_python import warm_context
 
 TIMEOUT_S = 240
-MAX_NOT_RUN = 11
+MAX_NOT_RUN = 13
 
 BLOCKS = {page: read_blocks(path) for page, path in PAGES.items()}
 

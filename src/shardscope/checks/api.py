@@ -221,6 +221,8 @@ class _Check:
     ) -> list[PlannedVariation]:
         """Run the ranks with changes; returns the variations of which the outcome is known."""
         run = self._ranks.run(changes)
+        if not run.is_settled:
+            return self._try_alone(first, chosen, changes)
         made = sorted(_list_made(run), key=lambda index: (_list_made(run)[index], index))
         if not made:
             for variation in chosen:
@@ -241,6 +243,15 @@ class _Check:
                 self._note(variation, CheckOutcome.SAME, "")
         return [chosen[index] for index in tried]
 
+    def _try_alone(
+        self, first: RanksRun, chosen: Sequence[PlannedVariation], changes: Sequence[Change]
+    ) -> list[PlannedVariation]:
+        """Try the first change only; if ranks do not settle then either, nothing is known of it."""
+        if len(chosen) > 1:
+            return self._try(first, chosen[:1], changes[:1])
+        self._note(chosen[0], CheckOutcome.NOT_TRIED, "what ranks send each other does not settle")
+        return list(chosen)
+
     def _find_cause(
         self, first: RanksRun, run: RanksRun, changes: Sequence[Change], made: Sequence[int]
     ) -> tuple[int, RanksRun] | None:
@@ -259,7 +270,7 @@ class _Check:
         for index in reversed(made) if shifted is None else [shifted]:
             single = self._ranks.run([changes[index]])
             shift = find_shift(first.decisions, single.decisions, single.recording, changes[index])
-            if single.has_diverged or shift is not None:
+            if single.is_settled and (single.has_diverged or shift is not None):
                 return index, single
         return None
 

@@ -28,7 +28,8 @@ class RanksRun:
     """What came of running ranks: what they issued and decided by, and how they ended.
 
     `last_change` is the index of the change after which the ranks have diverged or one of them has
-    failed; otherwise that of the last change that was made.
+    failed; otherwise that of the last change that was made. `is_settled` is False if simulated
+    ranks were run as often as allowed, and still gave others something new.
     """
 
     recording: Recording | None
@@ -36,6 +37,7 @@ class RanksRun:
     has_diverged: bool
     last_change: int | None
     failure: str | None = None
+    is_settled: bool = True
 
     @property
     def num_steps(self) -> int:

@@ -8,6 +8,7 @@ passed on where it is known: if it differs, the ranks that receive it are run ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from shardscope._torch.process_groups.collective_inputs import (
@@ -27,7 +28,7 @@ from shardscope.record import Recording, merge
 
 MAX_OPS = 20_000
 """After how many ops, and three steps, a program is ended."""
-_MAX_ROUNDS = 3  # of running ranks again with what they receive
+_MAX_ROUNDS = 5  # of running ranks again with what they receive
 _MAX_MEMBERS = 64  # of a group whose members' values are passed on
 
 
@@ -70,13 +71,13 @@ class SimulatedRanks:
         for _ in range(_MAX_ROUNDS):
             failure = self._update(chosen, changes, group_inputs, recordings, decisions)
             if failure is not None:
-                return self._make_run(recordings, decisions, changes, failure)
+                return self._make_run(recordings, decisions, failure)
             inputs = self._find_group_inputs(decisions)
             chosen = {rank for rank, own in inputs.items() if own != group_inputs.get(rank, ())}
             group_inputs |= inputs
             if not chosen:
-                break
-        return self._make_run(recordings, decisions, changes, None)
+                return self._make_run(recordings, decisions, None)
+        return replace(self._make_run(recordings, decisions, None), is_settled=False)
 
     def _run_all(self, roles: Roles) -> RanksRun:
         """Run the ranks that have not run yet, and again those that receive what others give."""
@@ -92,7 +93,7 @@ class SimulatedRanks:
             self._group_inputs |= inputs
             if not chosen or failure is not None:
                 break
-        return self._make_run(self._recordings, self._decisions, (), failure)
+        return self._make_run(self._recordings, self._decisions, failure)
 
     def _update(
         self,
@@ -122,7 +123,6 @@ class SimulatedRanks:
         self,
         recordings: Mapping[int, Recording],
         decisions: Mapping[int, Decisions],
-        changes: Sequence[Change],
         failure: str | None,
     ) -> RanksRun:
         if not recordings:

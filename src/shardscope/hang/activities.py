@@ -88,13 +88,9 @@ _NEUTRAL = re.compile(
 _GPU = re.compile(r"torch/cuda/(?:__init__|streams|graphs|memory)\.py|torch/accelerator/")
 _GPU_WAITS = ("synchronize", "wait", "wait_event", "wait_stream", "elapsed_time", "replay")
 _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py")
-_SETUP = (
-    "init_process_group",
-    "new_group",
-    "_new_process_group_helper",
-    "split_group",
-    "_store_based_barrier",
-    "init_device_mesh",
+_SETUP = re.compile(
+    r"(?:init_process_group|new_group|process_group_helper|split_group|store_based_barrier"
+    r"|init_device_mesh)$"
 )
 
 
@@ -112,7 +108,7 @@ def read_activity(stack: ThreadStack) -> Activity:
         file = frame.file.replace("\\", "/")
         function = frame.function.rpartition(".")[2]
         if _COLLECTIVE.search(file):
-            what = "creating a process group" if function in _SETUP else f"in {_name(frames)}"
+            what = "creating a process group" if _SETUP.search(function) else f"in {_name(frames)}"
             return Activity(what, is_waiting=True, frames=sources)
         if _GROUP_SETUP.search(file):
             return Activity(f"in {function} of torch.distributed", is_waiting=True, frames=sources)
