@@ -27,7 +27,7 @@ from shardscope.launch.decisions import Change, Decisions
 from shardscope.record import Recording, merge
 
 MAX_OPS = 20_000
-"""After how many ops, and three steps, a program is ended."""
+"""After how many ops a program is ended, at the end of its third step or, if large, second."""
 _MAX_ROUNDS = 5  # of running ranks again with what they receive
 _MAX_MEMBERS = 64  # of a group whose members' values are passed on
 

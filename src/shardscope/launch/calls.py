@@ -33,7 +33,7 @@ from shardscope.launch.decision_log import DecisionLog, find_line
 from shardscope.launch.decisions import Exchange
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
-from shardscope.launch.lockstep import MIN_STEPS, Arrival, Lockstep
+from shardscope.launch.lockstep import Arrival, Lockstep, has_run_enough
 from shardscope.launch.steps import EndOfRun, StepsDone
 from shardscope.record import (
     Axis,
@@ -210,7 +210,7 @@ class CallsInstrument(Instrument):
         if lockstep is not None:
             has_ended = not lockstep.end_step(step, num_ops)
         else:
-            has_ended = self._max_ops > 0 and step >= MIN_STEPS and num_ops >= self._max_ops
+            has_ended = self._max_ops > 0 and has_run_enough(step, num_ops, self._max_ops)
         if has_ended:
             self.end_run()
             self._is_done = True

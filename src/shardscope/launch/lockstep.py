@@ -81,9 +81,14 @@ class Left(Struct, frozen=True, tag=True):
 
 
 Message = Joined | Members | Arrival | Waiting | StepEnded | Left
-MIN_STEPS = 3
-"""How many steps a program takes before it is ended because it has run enough ops."""
-_MAX_OPS = 20_000  # that a rank dispatches until it is asked to end, after its first steps
+_MIN_STEPS, _MAX_OPS = 3, 20_000
+_LARGE_STEPS = 2  # of a program that dispatches as many ops in a step
+
+
+def has_run_enough(step: int, num_ops: int, max_ops: int = _MAX_OPS) -> bool:
+    """Whether a program that has taken `step` steps, with so many ops in all, is to be ended."""
+    is_large = num_ops >= max_ops * step
+    return num_ops >= max_ops and step >= (_LARGE_STEPS if is_large else _MIN_STEPS)
 
 
 class Outcome(Struct, frozen=True):
@@ -275,7 +280,7 @@ class Coordinator:
         """The first rank to end a step decides whether it is the last, so that all take as many."""
         if step > self._num_steps:
             self._num_steps = step
-            if step >= MIN_STEPS and num_ops >= _MAX_OPS and self._last_step is None:
+            if has_run_enough(step, num_ops) and self._last_step is None:
                 self._last_step = step
         is_last = self._last_step is not None and step >= self._last_step
         thread.answer(_STOP if is_last or self._outcome is not None else _GO)
