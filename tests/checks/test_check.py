@@ -128,3 +128,15 @@ def test_receives_of_simulated_ranks_that_wait_for_each_other_are_an_error() -> 
     finding = find_only(check(PROGRAM, "transfers", num_nodes=2).recording)
     assert finding.rule == "divergence"
     assert "a deadlock of receives: rank 0 waits for rank 1 in recv" in finding.fact
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_groups_in_another_order_are_an_error(num_nodes: int) -> None:
+    """With data, and of ranks that run one after the other without."""
+    num_per_node = 4 if num_nodes == 1 else 8
+    result = check(PROGRAM, "group_order", num_nodes=num_nodes, num_per_node=num_per_node)
+    finding = find_only(result.recording)
+    assert result.recording.checks[0].has_data == (num_nodes == 1)
+    assert finding.rule == "divergence"
+    assert "rank 0 waits in all_reduce" in finding.fact
+    assert "Issue the collectives of these groups in the same order" in finding.remedy

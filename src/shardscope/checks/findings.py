@@ -10,6 +10,7 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.checks.exchanges import ExchangeMismatch, find_exchange_mismatch
+from shardscope.checks.group_order import find_waiting
 from shardscope.checks.remedies import suggest_remedy
 from shardscope.checks.runs import RanksRun
 from shardscope.checks.shifts import Shift
@@ -66,10 +67,10 @@ def explain_divergence(run: RanksRun, variation: PlannedVariation | None) -> Fin
     elif mismatch is not None:
         sides = _list_exchange_sides(mismatch)
         fact, subject = _describe_mismatch(mismatch), f"group {mismatch.group}"
-    elif recording.run.is_simulated:  # no rank has waited
+    elif recording.run.is_simulated and not find_waiting(recording, run.decisions):
         return _explain_transfers(recording, variation)
     else:
-        sides = _list_last_calls(recording)
+        sides = _list_last_calls(recording, find_waiting(recording, run.decisions))
         fact = "ranks wait for each other: " + "; ".join(map(_describe_waiters, sides[:_MAX_SIDES]))
         subject = name_ranks(rank for side in sides for rank in side.ranks)
     if not any(side.call for side in sides):
@@ -227,8 +228,17 @@ def _list_sides(recording: Recording, group: str, position: int) -> list[Side]:
     return sorted(sides, key=lambda side: len(side.ranks))
 
 
-def _list_last_calls(recording: Recording) -> list[Side]:
-    """The call that each rank waits in, ranks in the same call together, few first."""
+def _list_last_calls(recording: Recording, waiting: Mapping[int, Collective]) -> list[Side]:
+    """The call that each rank waits in, ranks in the same call together, few first.
+
+    `waiting` are the calls in which simulated ranks would wait; others wait in their last.
+    """
+    if recording.run.is_simulated:
+        by_place: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+        for rank, call in sorted(waiting.items()):
+            by_place[_place_of(call)].append(rank)
+        found = [Side(tuple(ranks), waiting[ranks[0]]) for ranks in by_place.values()]
+        return sorted(found, key=lambda side: len(side.ranks))
     last: dict[int, Collective] = {}
     counts: defaultdict[tuple[int, str], int] = defaultdict(int)
     for call in sorted(recording.collectives, key=lambda call: call.order):
@@ -240,11 +250,11 @@ def _list_last_calls(recording: Recording) -> list[Side]:
         ranks[_place_of(last[rank] if rank in stopped else None)].append(rank)
     sides = []
     for key, members in ranks.items():
-        waiting = last[members[0]] if key else None
+        waiting_call = last[members[0]] if key else None
         position = None
-        if waiting is not None and waiting.kind not in P2P_KINDS:
-            position = counts[members[0], waiting.group] - 1
-        sides.append(Side(tuple(members), waiting, position))
+        if waiting_call is not None and waiting_call.kind not in P2P_KINDS:
+            position = counts[members[0], waiting_call.group] - 1
+        sides.append(Side(tuple(members), waiting_call, position))
     return sorted(sides, key=lambda side: len(side.ranks))
 
 

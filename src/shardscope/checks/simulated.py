@@ -18,6 +18,7 @@ from shardscope._torch.process_groups.collective_inputs import (
     ValueInput,
 )
 from shardscope.checks.exchanges import find_exchange_mismatch
+from shardscope.checks.group_order import find_waiting
 from shardscope.checks.roles import Roles, read_roles
 from shardscope.checks.runs import JobRunner, RanksRun, explain_failures, read_decisions
 from shardscope.errors import LaunchError
@@ -132,6 +133,7 @@ class SimulatedRanks:
         has_diverged = bool(
             divergences
             or find_exchange_mismatch(recording, decisions)
+            or find_waiting(recording, decisions)
             or match_ranks(recording)  # sends and receives, too
         )
         changed = {index for rank in decisions.values() for index in rank.changed}

@@ -147,6 +147,8 @@ class CallsInstrument(Instrument):
         groups, calls = self._trace.list_from(self._num_reported)
         self._num_reported += len(calls)
         exchange = self._read_exchange(event, calls)
+        if self._log is not None:
+            self._log.unawaited += [call.order for call in calls if not _waits(call, event)]
         if self._lockstep is None:
             return
         for group in groups if calls else ():

@@ -68,6 +68,7 @@ class DecisionLog:
         self._values: set[object] = set()  # of data
         self._changed: dict[int, int] = {}
         self.exchanges: list[Exchange] = []
+        self.unawaited: list[int] = []  # collectives, by their order
         self._iterations: dict[int, int] = {}  # in which changes were made, by position
 
     def visit(
@@ -160,6 +161,7 @@ class DecisionLog:
             inputs=tuple(known.inputs),
             object_inputs=tuple(known.object_inputs),
             exchanges=tuple(self.exchanges),
+            unawaited=tuple(self.unawaited),
         )
         self._path.write_bytes(msgspec.json.encode(decisions))
 

@@ -58,6 +58,8 @@ def reduce_gradients(model):
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,6 +77,10 @@ def main():
         optimizer.zero_grad()
         if MISTAKE == "last_rank" and rank == size - 1:
             dist.all_reduce(loss.detach())
+        if MISTAKE == "group_order":  # the first rank reduces over its pair first, others over all
+            groups = [dist.group.WORLD, pair]
+            for group in groups[::-1] if rank == 0 else groups:
+                dist.all_reduce(loss.detach(), group=group)
         if MISTAKE == "transfers" and rank < 2:  # both receive first
             dist.recv(loss.detach(), 1 - rank)
             dist.send(loss.detach(), 1 - rank)
