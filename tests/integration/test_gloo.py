@@ -103,6 +103,7 @@ def comparable(collective: Collective) -> Collective:
     return replace(
         collective,
         start_ns=0,
+        returned_ns=0,  # a simulation has no clock
         # A real program without a mesh has no axes; a simulated world always has.
         axis=None if collective.axis == "world" else collective.axis,
         # Only gloo has no average: FSDP then divides by hand and asks for the sum.
