@@ -66,7 +66,7 @@ ALLOWED = {
         "errors",
     },
     # Compares the ranks of a launched program.
-    "checks": {"record", "_torch", "hang", "launch", "errors"},
+    "checks": {"record", "_torch", "world", "hang", "launch", "errors"},
     "parallel": {
         "record",
         "_torch",

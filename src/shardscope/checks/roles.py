@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from shardscope.hang import P2P_KINDS
+from shardscope.launch.request import Lanes
 from shardscope.record import Axis, Recording
 
 FEW_RANKS = 8
@@ -30,6 +31,13 @@ class Roles:
         self._pipelines = {i for i, axis in enumerate(axes) if axis.name in set(pipelines)}
         self.ranks = tuple(range(size)) if size <= FEW_RANKS else tuple(sorted(self._list_ranks()))
         self._known = set(self.ranks)
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The ranks of pipelines' stages that send objects for all others; None if all are run."""
+        if not self._pipelines or len(self.ranks) == math.prod(self._sizes):
+            return None
+        return Lanes(tuple(self._sizes), tuple(sorted(self._pipelines)))
 
     def find_representative(self, rank: int) -> int:
         """The rank that is run and does what this rank does."""

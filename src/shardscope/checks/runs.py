@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from shardscope.launch.api import RunResult, join_jobs
 from shardscope.launch.calls import CALLS
 from shardscope.launch.decisions import DECISIONS, Change, Decisions
 from shardscope.launch.lockstep import OUTCOME, Outcome
-from shardscope.launch.request import Job, JobEnded, Reason, Request
+from shardscope.launch.request import MAIL, Job, JobEnded, Lanes, Reason, Request
 from shardscope.launch.warm_process import OnEvent, WarmProcess
 from shardscope.record import Recording
+from shardscope.world.objects import SENT
 
 
 @final
@@ -45,6 +47,11 @@ class RanksRun:
         return min((rank.num_steps for rank in self.decisions.values()), default=0)
 
 
+def _ignore_others(folder: str, names: list[str]) -> list[str]:
+    """The files of a mail folder that are no messages."""
+    return [name for name in names if not name.endswith(SENT)]
+
+
 @final
 class JobRunner:
     """Runs jobs of a program, each batch of them in a scratch folder of its own."""
@@ -57,6 +64,7 @@ class JobRunner:
         self._folder = Path(folder)
         self._on_event = on_event
         self._numbers = itertools.count()
+        self._mail: Path | None = None  # of the last run
 
     @property
     def num_ranks(self) -> int:
@@ -72,6 +80,7 @@ class JobRunner:
         group_inputs: Mapping[int, tuple[GroupInputs, ...]] | None = None,
         num_steps: int | None = None,
         max_ops: int = 0,
+        lanes: Lanes | None = None,
     ) -> tuple[Path, list[JobEnded]]:
         """Run the program as these ranks; returns the scratch folder, and how each has ended."""
         number = next(self._numbers)
@@ -90,9 +99,19 @@ class JobRunner:
             group_inputs=dict(group_inputs or {}),
             num_steps=num_steps or self._request.num_steps,
             max_ops=max_ops,
+            lanes=lanes,
             is_shown=number == 0,
         )
-        return scratch, self._process.run(request, self._on_event)
+        return scratch, self._run_with_mail(request)
+
+    def _run_with_mail(self, request: Request) -> list[JobEnded]:
+        """Run a request; with lanes, ranks find what these have sent in the last run."""
+        mail = Path(request.scratch, MAIL)
+        if request.lanes is not None and self._mail is not None:
+            shutil.copytree(self._mail, mail, ignore=_ignore_others)
+        ended = self._process.run(request, self._on_event)
+        self._mail = mail
+        return ended
 
 
 def read_decisions(scratch: Path, ended: Iterable[JobEnded]) -> dict[int, Decisions]:

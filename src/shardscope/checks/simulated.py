@@ -111,7 +111,12 @@ class SimulatedRanks:
         if not chosen:
             return None
         scratch, ended = self._runner.run(
-            chosen, changes, group_inputs=group_inputs, num_steps=self._num_steps, max_ops=max_ops
+            chosen,
+            changes,
+            group_inputs=group_inputs,
+            num_steps=self._num_steps,
+            max_ops=max_ops,
+            lanes=None if self.roles is None else self.roles.lanes,
         )
         decisions |= read_decisions(scratch, ended)
         for job_ended in ended:

@@ -303,7 +303,9 @@ class SimulatedRank:
         self._gpu = request.gpu
         self._scratch = str(Path(request.scratch, job.stem))
         self._unchanged = request.scratch
-        self._mail = str(Path(request.scratch, MAIL))
+        mail = Path(request.scratch, MAIL)
+        lanes = request.lanes
+        self._mailbox = Mailbox(mail, job.rank, *([] if lanes is None else [lanes.find_sender]))
         self._skips_checkpoints = request.skips_checkpoints
         self._reads: Counter[tuple[str, str, str]] = Counter()
         self._skips: Counter[tuple[str, str]] = Counter()
@@ -323,7 +325,7 @@ class SimulatedRank:
                 self._cluster.size,
                 num_devices=self._cluster.num_per_node,
                 gpu=self._gpu,
-                mailbox=Mailbox(self._mail, self._rank),
+                mailbox=self._mailbox,
                 on_join=self._note_rank,
                 on_read=self._note_read,
                 on_kernel=self._note_kernel,

@@ -32,6 +32,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank{self.rank}-{self.instrument}"
 
 
+class Lanes(msgspec.Struct, frozen=True):
+    """Which ranks send objects, such as shapes of a pipeline's stages, also for all others.
+
+    Those with index 0 along all axes of a mesh with these sizes but `kept`.
+    """
+
+    sizes: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    def find_sender(self, rank: int) -> int:
+        """The rank that sends for a rank."""
+        sender, stride = 0, 1
+        for axis in reversed(range(len(self.sizes))):
+            rank, index = divmod(rank, self.sizes[axis])
+            sender += stride * (index if axis in self.kept else 0)
+            stride *= self.sizes[axis]
+        return sender
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the warm process needs to run the program.
 
@@ -41,8 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     coordinator to which ranks report their collectives; they do not if it is empty. `changes` is
     what is changed where the program decides; if it is None, decisions are not noted.
     `group_inputs` is what others give to the collectives of a rank, by rank. After `max_ops` ops,
-    if not 0, the program is ended. With `skips_checkpoints`, no checkpoint is written, not even to
-    `scratch`.
+    if not 0, the program is ended. `lanes` are of a world in which few ranks run. With
+    `skips_checkpoints`, no checkpoint is written, not even to `scratch`.
     """
 
     script: str
@@ -62,6 +81,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] | None = None
     group_inputs: dict[int, tuple[GroupInputs, ...]] = {}
     max_ops: int = 0
+    lanes: Lanes | None = None
     skips_checkpoints: bool = False
 
 

@@ -56,6 +56,7 @@ __frames__ = "outermost"  # our callers are not the user's program
 _POLL_SECONDS = 0.05
 _IDLE_CHECK_SECONDS = 0.5  # between two checks, which read all processes of the machine
 _IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
+_HELPER_NICENESS = 15
 _GRACE_SECONDS = 10  # for a process to save what it has recorded
 _MAX_OUTPUT = 2000  # characters of the output of a rank that failed
 
@@ -331,6 +332,8 @@ def _run_job(request: Request, job: Job, orders: int) -> NoReturn:
     exit_now, code = os._exit, 3
     try:
         os.setsid()
+        if job.is_helper:
+            os.nice(_HELPER_NICENESS)  # those that are recorded wait for it, or go first
         adopt_orphans()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,6 +33,8 @@ from shardscope._torch.process_groups.known_values import KnownValues
 _POLL_SECONDS = 0.02
 NEEDED = "needed-"
 """Prefix of the file by which a rank asks for another one to be started."""
+SENT = ".pickle"
+"""How the name of a file ends with what a rank has sent."""
 
 
 def dump_objects(value: object) -> bytes:
@@ -63,16 +65,25 @@ class Mailbox:
     """Sends objects to other ranks, and receives theirs, in the order in which they were sent.
 
     Several processes may run as the same rank; they send the same, and each receives everything.
+    `find_sender` is the rank that sends for a rank, and to that which sends for the receiver.
     """
 
-    def __init__(self, folder: str | Path, rank: int) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        rank: int,
+        find_sender: Callable[[int], int] = lambda rank: rank,
+    ) -> None:
         self._folder = Path(folder)
         self._rank = rank
+        self._find_sender = find_sender
         self._num_sent: Counter[int] = Counter()
         self._num_received: Counter[int] = Counter()
 
     def send(self, destination: int, objects: list[Any]) -> None:
         """Send to a rank."""
+        if self._find_sender(self._rank) != self._rank:
+            return
         path = self._path(self._rank, destination, self._num_sent[destination])
         self._num_sent[destination] += 1
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -84,13 +95,14 @@ class Mailbox:
         path = self._path(source, self._rank, self._num_received[source])
         self._num_received[source] += 1
         while not path.exists():
-            (self._folder / f"{NEEDED}{source}").touch()
+            (self._folder / f"{NEEDED}{self._find_sender(source)}").touch()
             time.sleep(_POLL_SECONDS)
         objects: list[Any] = pickle.loads(path.read_bytes())
         return objects
 
     def _path(self, source: int, destination: int, number: int) -> Path:
-        return self._folder / f"{source}-{destination}-{number}.pickle"
+        source, destination = self._find_sender(source), self._find_sender(destination)
+        return self._folder / f"{source}-{destination}-{number}{SENT}"
 
 
 __frames__ = "torch's"  # these functions replace torch's
