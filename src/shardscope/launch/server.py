@@ -56,7 +56,7 @@ __frames__ = "outermost"  # our callers are not the user's program
 _POLL_SECONDS = 0.05
 _IDLE_CHECK_SECONDS = 0.5  # between two checks, which read all processes of the machine
 _IDLE_SHARE = 0.02  # of a processor; a process that uses less only waits, or polls
-_HELPER_NICENESS = 15
+_NEEDED_SECONDS = 0.5  # that a helper runs on after a rank has waited for it
 _GRACE_SECONDS = 10  # for a process to save what it has recorded
 _MAX_OUTPUT = 2000  # characters of the output of a rank that failed
 
@@ -134,15 +134,23 @@ class _Jobs:
         self._started.add(job.rank)
 
     def _start_needed(self) -> None:
-        """Start ranks that running ones wait for, also beyond the number of parallel jobs."""
+        """Start ranks that running ones wait for, also beyond the number of parallel jobs.
+
+        Of these, helpers are suspended while no rank waits for them.
+        """
+        needed = set()
         for file in Path(self._request.scratch, MAIL).glob(f"{NEEDED}*"):
             rank = int(file.name.removeprefix(NEEDED))
+            needed.add(rank)
             file.unlink()
             if rank not in self._started and not self._is_interrupted:
                 queued = next((job for job in self._waiting if job.rank == rank), None)
                 if queued is not None:
                     self._waiting.remove(queued)
                 self._start(queued or Job(rank=rank, instrument=HELPER))
+        for process in self._running.values():
+            if process.job.is_helper:
+                process.suspend_unless(is_needed=process.job.rank in needed)
 
     def _reap(self) -> bool:
         """Report the jobs that have ended; whether any has."""
@@ -235,9 +243,20 @@ class _Process:
         self._num_steps = 0
         self._deadline: float | None = None  # to end, once it was ordered to
         self._since, self._cpu = time.monotonic(), 0.0  # when it last did more than wait
-        self._last_news = time.monotonic()
+        self._last_news = self._last_needed = time.monotonic()
+        self._is_suspended = False
         self._has_been_busy = False
         self._stack = StackFile(Path(request.scratch, f"{job.stem}.stack.txt"))
+
+    def suspend_unless(self, *, is_needed: bool) -> None:
+        """Suspend the process some time after it was last needed; resume it when it is again."""
+        now = time.monotonic()
+        if is_needed:
+            self._last_needed = now
+        is_suspended = now - self._last_needed > _NEEDED_SECONDS
+        if is_suspended != self._is_suspended:
+            self._is_suspended = is_suspended
+            os.kill(self.pid, signal.SIGSTOP if is_suspended else signal.SIGCONT)
 
     def check_idle(self) -> bool:
         """Whether the process has hardly used the processor for a long time."""
@@ -265,6 +284,7 @@ class _Process:
 
     def end(self, reason: Reason) -> None:
         """Note where the process is, and let it save what it has recorded and end."""
+        self.suspend_unless(is_needed=True)  # else it would not notice
         if self._deadline is None:
             self._reason = reason
             self._place = self._find_line()
@@ -332,8 +352,6 @@ def _run_job(request: Request, job: Job, orders: int) -> NoReturn:
     exit_now, code = os._exit, 3
     try:
         os.setsid()
-        if job.is_helper:
-            os.nice(_HELPER_NICENESS)  # those that are recorded wait for it, or go first
         adopt_orphans()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
