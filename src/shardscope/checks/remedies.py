@@ -27,7 +27,7 @@ _BRANCH = (
 )
 _EVERY_RANK = (
     "Call it on every rank of the group, outside of the branch, or use a group of the ranks that "
-    "do call it."
+    "do call it; if the branch depends on a value, all_reduce or broadcast that first."
 )
 _SIZE = (
     "Pad to a common size, or exchange the sizes first (all_gather of the lengths), so that every "
@@ -49,6 +49,14 @@ _FAILURE = (
 _UNUSED = (
     "Let each rank run the same modules in the same order, with a dummy input whose result is "
     "multiplied by zero where there is nothing to compute; "
+)
+_SORTED = (
+    "Issue these in the same order on every rank: collect the tensors first and sort them by name, "
+    "with zeros where a rank has none."
+)
+_EQUALLY_OFTEN = (
+    "Let every rank call its model equally often: all_reduce the number of calls with "
+    "ReduceOp.MAX, and fill up with dummy inputs whose loss is multiplied by zero."
 )
 _UNREACHED = (
     "Run {owner} on every rank, with a dummy input whose result is multiplied by zero and added to "
@@ -80,8 +88,12 @@ def suggest_remedy(
     if site in _OUTSIDE or is_early:
         return _AGREE if all(map(_is_of_module, calls)) else _BRANCH
     is_decision = variation is not None and site is _S.VALUE and not variation.is_in_model
+    if calls and has_ended and site in _DATA and all(map(_is_of_model, calls)):
+        return _EQUALLY_OFTEN
     if calls and all(map(_is_of_module, calls)) and not is_decision:
         return _suggest_for_modules(calls)
+    if not has_ended and _differ_in_owner_only(calls):
+        return _SORTED
     skipped = next((call for call in calls if call.owner and call.phase is Phase.BACKWARD), None)
     if skipped is not None and site in _DATA:
         return _UNREACHED.format(owner=skipped.owner)
@@ -97,6 +109,13 @@ def _is_of_module(call: Collective) -> bool:
     return isinstance(call.cause, FullyShard | BucketReduce)
 
 
+def _is_of_model(call: Collective) -> bool:
+    """Whether FSDP issues it because an entire model runs."""
+    owner = call.owner
+    is_root = owner == "" or (owner is not None and "." not in owner and owner[:1].isupper())
+    return is_root and isinstance(call.cause, FullyShard)
+
+
 def _suggest_for_modules(calls: Sequence[Collective]) -> str:
     """The remedy for modules that run on some ranks only."""
     if any(isinstance(call.cause, BucketReduce) for call in calls):
@@ -109,6 +128,12 @@ def _suggest_for_modules(calls: Sequence[Collective]) -> str:
         f"{_UNUSED}if only its gradients are missing, call "
         f"set_reduce_scatter_unused_params(True) of the sharded {owners[0]} (torch 2.13)."
     )
+
+
+def _differ_in_owner_only(calls: Sequence[Collective]) -> bool:
+    """Whether ranks are at the same line, as a hook has, for different modules."""
+    places = {(call.kind, call.group, call.source) for call in calls}
+    return len(places) == 1 and len({call.owner for call in calls}) > 1
 
 
 def _differ_in_size_only(calls: Sequence[Collective]) -> bool:

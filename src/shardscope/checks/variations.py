@@ -35,7 +35,7 @@ class PlannedVariation:
     """A change, at whichever pass of its site comes next, and the words that follow "if".
 
     With `is_repeated`, it is made at all passes of an iteration. `is_in_model` says that the model
-    runs there.
+    runs there, or its batch is made.
     """
 
     site: Site

@@ -29,7 +29,7 @@ from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
 from shardscope.hang import P2P_KINDS, is_blocking_transfer
-from shardscope.launch.decision_log import DecisionLog, find_line
+from shardscope.launch.decision_log import DecisionLog, find_line, is_of_package
 from shardscope.launch.decisions import Exchange
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
@@ -92,6 +92,7 @@ class CallsInstrument(Instrument):
         self._num_reported = 0
         self._known_groups: set[str] = set()
         self._num_at_end: int | None = None
+        self._lines: dict[int, Source] = {}  # of the program, by the order of collectives
         self._pending: tuple[Group, Collective] | None = None  # a call of new_group that waits
         self._stack = ExitStack()
 
@@ -147,6 +148,7 @@ class CallsInstrument(Instrument):
         groups, calls = self._trace.list_from(self._num_reported)
         self._num_reported += len(calls)
         exchange = self._read_exchange(event, calls)
+        self._note_lines(calls)
         if self._log is not None:
             self._log.unawaited += [call.order for call in calls if not _waits(call, event)]
         if self._lockstep is None:
@@ -159,6 +161,14 @@ class CallsInstrument(Instrument):
             tag = int(event.argument("tag") or 0)
             if not self._lockstep.arrive(Arrival(call, _waits(call, event), tag, exchange)):
                 raise RanksDiverged(_DIVERGED)
+
+    def _note_lines(self, calls: Sequence[Collective]) -> None:
+        """Note the program's line for collectives that a library issues."""
+        for call in calls:
+            if call.source is not None and is_of_package(call.source):
+                own = find_line(sys._getframe(1))
+                if own is not None:
+                    self._lines[call.order] = own
 
     def _wait_for_group(self, members: tuple[int, ...]) -> None:
         """Wait until all ranks of the world create the same group, as torch asks them to."""
@@ -225,6 +235,10 @@ class CallsInstrument(Instrument):
         self._stack.close()
         recording = self._trace.recording
         calls = recording.collectives[: self._num_at_end]
+        calls = tuple(
+            replace(call, source=self._lines[call.order]) if call.order in self._lines else call
+            for call in calls
+        )
         is_cut = error is not None or self._num_at_end is not None
         rank = recording.run.ranks[0].first
         if self._pending is not None:

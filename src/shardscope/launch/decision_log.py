@@ -176,9 +176,14 @@ def locate(what: str, frame: FrameType | None) -> tuple[str, Source | None]:
     while frame is not None and not is_of_program(frame):
         frame = frame.f_back
     own = None if frame is None else read_stack(frame).source
-    if source is None or own is None or _PACKAGES not in os.path.abspath(source.file):
+    if source is None or own is None or not is_of_package(source):
         return what, source
     return f"{what} in {os.path.basename(source.file)}:{source.line}", own
+
+
+def is_of_package(source: Source) -> bool:
+    """Whether a line is of an installed package."""
+    return _PACKAGES in os.path.abspath(source.file)
 
 
 def find_line(frame: FrameType | None) -> Source | None:

@@ -77,7 +77,8 @@ class Pass(Struct, frozen=True):
     `num_calls` is how many collectives it had issued, `ranks` those that have the same value there
     as far as its own data or random numbers matter; None if nothing of its own does. `is_handled`
     says that the program catches exceptions there, `detail` what there is to change, `has_samples`
-    that the program collates samples with sequences itself, `is_in_model` that the model runs,
+    that the program collates samples with sequences itself, `is_in_model` that the model runs
+    or its batch is made,
     `has_strings` that the batch has strings, such as the kinds of its samples.
     """
 

@@ -199,8 +199,12 @@ class _VariedBatches:
         frame = find_caller(sys._getframe(1))
         if frame is None:
             return draw()
-        with recorded_fetch(draw) as fetch:
-            batch = draw()
+        self._log.is_in_model = True
+        try:
+            with recorded_fetch(draw) as fetch:
+                batch = draw()
+        finally:
+            self._log.is_in_model = False
         self._note_data(fetch, batch)
         samples = None if fetch is None else fetch.samples
         has_samples = is_list_of_samples(draw, batch)
