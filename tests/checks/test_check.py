@@ -140,3 +140,11 @@ def test_groups_in_another_order_are_an_error(num_nodes: int) -> None:
     assert finding.rule == "divergence"
     assert "rank 0 waits in all_reduce" in finding.fact
     assert "Issue the collectives of these groups in the same order" in finding.remedy
+
+
+def test_ranks_that_validate_on_the_same_data_decide_the_same() -> None:
+    program = PROGRAM.with_name("evaluating.py")
+    recording = check(program, num_per_node=2).recording
+    assert recording.findings == ()
+    conditions = [variation.condition for variation in recording.checks[0].variations]
+    assert any("item()" in c and "is NaN on ranks 0-1" in c for c in conditions)

@@ -36,7 +36,7 @@ def make_decisions(
     counts = calls or tuple(range(0, 4 * num_steps, 4))
     passes = []
     for step, count in enumerate(counts):
-        passes.append(Pass(0, step, count, step, value=1.0))
+        passes.append(Pass(0, step, count, step, value=1.0, sources=(f"batch:{data or rank}",)))
         passes.append(Pass(1, step, count + 1, step + 1, 1.0, "bool", sharing or None, ("data",)))
     return Decisions(
         rank=rank,
@@ -46,6 +46,7 @@ def make_decisions(
         random=("seed",),
         num_values=64,
         num_steps=num_steps,
+        batches=frozenset((f"batch:{data or rank}",)),
     )
 
 

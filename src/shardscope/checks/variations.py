@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shardscope.hang import name_ranks
+from shardscope.launch.decision_log import BATCH
 from shardscope.launch.decisions import Change, ChangeKind, Decisions, Pass, Site, SiteKind
 from shardscope.record import Source
 
@@ -189,7 +190,9 @@ class Plan:
                 return ()
             sharing = [(passed.ranks or (rank,), passed.sources) for passed in passes]
             members, sources = min(sharing, key=lambda pair: len(pair[0]))
-        elif site.kind in (_S.BATCH, _S.INPUT):
+        elif site.kind is _S.BATCH:
+            members, sources = (rank,), passes[0].sources
+        elif site.kind is _S.INPUT:
             members, sources = (rank,), ("data", "random")
         else:
             return (rank,)
@@ -213,6 +216,8 @@ def _has_same(first: Decisions, second: Decisions, source: str) -> bool:
 
     Data of few different values may be equal by chance: then the random numbers have to be, too.
     """
+    if source.startswith(BATCH):
+        return source in first.batches and source in second.batches
     own, other = getattr(first, source), getattr(second, source)
     last = min(len(own), len(other)) - 1
     if last < 0 or own[last] != other[last]:

@@ -29,7 +29,7 @@ from shardscope.attribution.module_names import ModuleNames
 from shardscope.attribution.program_records import read_axes
 from shardscope.comm.trace import Trace, trace
 from shardscope.hang import P2P_KINDS, is_blocking_transfer
-from shardscope.launch.decision_log import DecisionLog, find_line, is_of_package
+from shardscope.launch.decision_log import DecisionLog, find_line, is_of_package, read_start
 from shardscope.launch.decisions import Exchange
 from shardscope.launch.instrument import Instrument
 from shardscope.launch.interventions import VariedCalls, VariedValues, varied_surroundings
@@ -52,7 +52,6 @@ from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
 _MAX_COUNTED = 64  # elements of a tensor whose different values are counted
-_MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
 _DIVERGED = "the ranks do not issue the same collectives"
 NEW_GROUP = "new_group"
 """The op of a call that creates a group, which waits for all ranks of the world."""
@@ -302,10 +301,8 @@ def _note_source(log: DecisionLog, kind: str, tensor: torch.Tensor) -> None:
         log.note_source(kind, str(torch.initial_seed()).encode())
     elif tensor.numel() > 1 and tensor.layout is torch.strided:
         with disable_dispatch_modes():
-            # A copy, as numpy() would keep the program from resizing the tensor.
-            part = tensor.detach().flatten()[:_MAX_HASHED].clone()
-            values = part[:_MAX_COUNTED].tolist() if kind == DATA else ()
-            log.note_source(kind, part.view(torch.uint8).numpy().tobytes(), values)
+            values = tensor.detach().flatten()[:_MAX_COUNTED].tolist() if kind == DATA else ()
+            log.note_source(kind, read_start(tensor), values)
 
 
 def _waits(call: Collective, event: CollectiveEvent) -> bool:

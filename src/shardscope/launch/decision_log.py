@@ -7,14 +7,16 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import final
 
 import msgspec
+import torch
 
+from shardscope._torch.fake import is_fake
 from shardscope._torch.process_groups.collective_inputs import GroupInputs
 from shardscope._torch.process_groups.known_values import KnownValues
 from shardscope.attribution.call_sites import TORCH_FOLDER, read_stack
@@ -36,6 +38,9 @@ _WRAPPER_FILES = (
     "overrides.py",
 )
 _MAX_VALUES = 64  # of data that are counted
+BATCH = "batch:"
+"""How the labels of batches begin."""
+_MAX_HASHED = 1 << 14  # elements of a tensor by which data is recognized
 _MAX_PASSES = 5_000  # that are kept
 
 
@@ -66,6 +71,7 @@ class DecisionLog:
         self._sources = {kind: hashlib.blake2b(digest_size=8) for kind in ("data", "random")}
         self._hashes: dict[str, list[str]] = {kind: [] for kind in self._sources}
         self._values: set[object] = set()  # of data
+        self._batches: set[str] = set()  # their labels
         self._changed: dict[int, int] = {}
         self.exchanges: list[Exchange] = []
         self.unawaited: list[int] = []  # collectives, by their order
@@ -134,6 +140,15 @@ class DecisionLog:
         if len(self._values) < _MAX_VALUES:
             self._values.update(values)
 
+    def label_batch(self, indices: str, tensors: Sequence[torch.Tensor]) -> str:
+        """A label that batches with the same samples have on all ranks."""
+        content = hashlib.blake2b(indices.encode(), digest_size=8)
+        for tensor in tensors:
+            content.update(read_start(tensor))
+        label = f"{BATCH}{content.hexdigest()}"
+        self._batches.add(label)
+        return label
+
     def end_step(self) -> None:
         """A step has ended."""
         self.step += 1
@@ -160,10 +175,20 @@ class DecisionLog:
             num_bytes=self.num_bytes,
             inputs=tuple(known.inputs),
             object_inputs=tuple(known.object_inputs),
+            batches=frozenset(self._batches),
             exchanges=tuple(self.exchanges),
             unawaited=tuple(self.unawaited),
         )
         self._path.write_bytes(msgspec.json.encode(decisions))
+
+
+def read_start(tensor: torch.Tensor) -> bytes:
+    """The first values of a tensor as bytes, by which data is recognized; empty without data."""
+    if is_fake(tensor) or tensor.layout is not torch.strided:
+        return b""
+    # A copy, as numpy() would keep the program from resizing the tensor.
+    part = tensor.detach().flatten()[:_MAX_HASHED].clone()
+    return part.view(torch.uint8).numpy().tobytes()
 
 
 def locate(what: str, frame: FrameType | None) -> tuple[str, Source | None]:

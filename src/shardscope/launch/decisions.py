@@ -151,7 +151,8 @@ class Decisions(Struct, frozen=True, kw_only=True):
     each step, and until the end of the program; `num_values` is how many different values the data
     has, up to a limit. `changed` maps the index of a change to the number of collectives that the
     rank had issued before it. `num_flops` and `num_bytes` are those of the results of all ops, of a
-    rank without data. `unawaited` are the orders of collectives whose calls return at once.
+    rank without data. `batches` are the labels of batches by their
+    content. `unawaited` are the orders of collectives whose calls return at once.
     """
 
     rank: int
@@ -166,5 +167,6 @@ class Decisions(Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
     inputs: tuple[ValueInput, ...] = ()
     object_inputs: tuple[ObjectInput, ...] = ()
+    batches: frozenset[str] = frozenset()
     exchanges: tuple[Exchange, ...] = ()
     unawaited: tuple[int, ...] = ()

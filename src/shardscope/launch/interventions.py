@@ -205,12 +205,13 @@ class _VariedBatches:
                 batch = draw()
         finally:
             self._log.is_in_model = False
-        self._note_data(fetch, batch)
+        label = self._note_data(fetch, batch)
         samples = None if fetch is None else fetch.samples
         has_samples = is_list_of_samples(draw, batch)
         change = self._log.visit(
             SiteKind.BATCH,
             describe_batches(draw),
+            sources=(label,),
             is_handled=catches_exceptions(frame),
             detail=() if has_samples else tuple(list_entries(batch)),
             value=float(len(list_lengths(batch, has_samples=has_samples))),
@@ -225,14 +226,19 @@ class _VariedBatches:
             return fetch.collate(changed)
         return change_batch(batch, change, has_samples=has_samples)
 
-    def _note_data(self, fetch: RecordedFetch | None, batch: Any) -> None:
-        """Note what tells the data of ranks apart: indices of samples, and values."""
+    def _note_data(self, fetch: RecordedFetch | None, batch: Any) -> str:
+        """Note what tells the data of ranks apart: indices of samples, and values.
+
+        Returns the label of the batch.
+        """
         if fetch is not None:
             self._log.note_source(DATA, repr(fetch.indices).encode())
+        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
         with disable_dispatch_modes():
-            for leaf in leaves(batch):
-                if isinstance(leaf, torch.Tensor):
-                    self._tracker.note_data(leaf)
+            label = self._log.label_batch(repr(None if fetch is None else fetch.indices), tensors)
+            for tensor in tensors:
+                self._tracker.note_data(tensor, label)
+        return label
 
 
 def list_entries(batch: Any) -> Iterator[str]:

@@ -7,6 +7,8 @@ inputs are known from an earlier run, in which they were noted as `Post`s.
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -81,7 +83,9 @@ class KnownValues:
             }
             self._before.place = key, number
             if constants and all(c is not None and c.numel() <= _MAX_VALUES for c in constants):
-                self.inputs.append(_note_values(key, number, single, constants))
+                noted = _note_values(key, number, single, constants)
+                if all(map(math.isfinite, itertools.chain.from_iterable(noted.values))):
+                    self.inputs.append(noted)  # JSON has no others
         self._before.values = known
 
     def amend(self, event: CollectiveEvent, result: Any) -> Any:

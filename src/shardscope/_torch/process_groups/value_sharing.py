@@ -26,6 +26,7 @@ DATA, RANDOM = "data", "random"
 
 _aten = torch.ops.aten
 _OVERWRITES = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
+_MAX_SOURCES = 8  # that are kept apart
 _K = CollectiveKind
 _EQUALIZING = (_K.ALL_REDUCE, _K.ALL_GATHER, _K.BROADCAST)
 """Collectives after which all ranks of the group have the same."""
@@ -34,7 +35,8 @@ _EQUALIZING = (_K.ALL_REDUCE, _K.ALL_GATHER, _K.BROADCAST)
 class Sharing(NamedTuple):
     """The ranks that have the same values, as far as this rank's own `sources` are concerned.
 
-    `ranks` is None if the values come from no source that differs from rank to rank.
+    `ranks` is None if the values come from no source that differs from rank to rank. A source is
+    `DATA`, `RANDOM`, or the label of a batch, which other ranks may have, too.
     """
 
     ranks: frozenset[int] | None = None
@@ -46,7 +48,12 @@ class Sharing(NamedTuple):
             return self
         if self.ranks is None:
             return other
-        return Sharing(self.ranks & other.ranks, self.sources | other.sources)
+        if self.ranks < other.ranks or other.ranks < self.ranks:  # fewer ranks have both
+            return self if self.ranks < other.ranks else other
+        sources = self.sources | other.sources
+        if len(sources) > _MAX_SOURCES:
+            sources = frozenset((DATA, *sources & {RANDOM}))
+        return Sharing(self.ranks & other.ranks, sources)
 
 
 SAME = Sharing()
@@ -103,9 +110,9 @@ class SharingTracker:
             if not any(tensor is known for known in inputs):
                 self._write(tensor, sharing, is_all=not schema.is_mutable and not _is_view(op))
 
-    def note_data(self, tensor: torch.Tensor) -> None:
-        """Note a tensor that holds data of this rank, such as its part of a data set."""
-        self._write(tensor, Sharing(frozenset((self._rank,)), frozenset((DATA,))), is_all=False)
+    def note_data(self, tensor: torch.Tensor, label: str) -> None:
+        """Note a tensor that holds data of this rank: its part of the batch with this label."""
+        self._write(tensor, Sharing(frozenset((self._rank,)), frozenset((label,))), is_all=True)
         self._note_source(DATA, tensor)
 
     def note_collective(self, event: CollectiveEvent, result: Any) -> None:
